@@ -1,0 +1,80 @@
+"""Bilinear attention softmax(q G kᵀ / √d) v on torch's fused attention kernels (arXiv:2608.10288)."""
+
+import torch
+from torch import Tensor
+
+from plga.ops import _check
+
+
+def bend(q: Tensor, curvature: Tensor) -> Tensor:
+    """q' = q G, after which ordinary attention on q', k, v is bilinear attention on q, k, v.
+
+    With G = I the result is ``q`` bit for bit: every sum has one term that is not zero.
+
+    Args:
+        q: queries, [..., H, S, d].
+        curvature: G_LM, broadcastable to [..., H, d, d]; cast to the dtype of ``q``, and only here.
+
+    Returns:
+        q', [..., H, S, d].
+
+    Raises:
+        ValueError: ``curvature`` is not a floating [..., d, d] that fits ``q``.
+    """
+    _check.floating("q", q, min_dims=2)
+    _check.square("curvature", curvature)
+    width = q.shape[-1]
+    _check.broadcasts("curvature", curvature, (*q.shape[:-2], width, width), "[..., H, d, d] with the H and d of q")
+    return q @ curvature.to(q.dtype)
+
+
+def bilinear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    curvature: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(mask(q G kᵀ · scale)) v without forming the S x S matrix (arXiv:2608.10288).
+
+    Args:
+        q: queries, [..., H, S, d].
+        k, v: keys and values, [..., H, T, d] and [..., H, T, d_v].
+        curvature: G_LM, broadcastable to [..., H, d, d]. None is SDPA, which G = I equals bit for bit.
+        mask: bool, True where a query may look, broadcastable to [..., H, S, T]; or floating, added to the scores.
+            For padding of the keys pass [B, 1, 1, T].
+        causal: query s looks only at keys t <= s (S and T counted from the same first token, so S = T).
+            With a bool ``mask`` too, both hold.
+        scale: 1/√d by default.
+
+    Returns:
+        [..., H, S, d_v].
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, naming the argument.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check.floating(name, tensor, min_dims=2)
+    _check.same_dtype(q=q, k=k, v=v)
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k is {tuple(k.shape)}, expected [..., H, T, d] with the d = {q.shape[-1]} of q")
+    if v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v is {tuple(v.shape)}, expected [..., H, T, d_v] with the T = {k.shape[-2]} of k")
+    for name, tensor in (("k", k), ("v", v)):
+        _check.broadcasts(name, tensor, (*q.shape[:-2], *tensor.shape[-2:]), "the leading axes of q")
+    scores_shape = (*q.shape[:-1], k.shape[-2])
+    if causal and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"causal needs as many queries as keys, got q {tuple(q.shape)} and k {tuple(k.shape)}")
+    if mask is not None:
+        if mask.dtype != torch.bool and mask.dtype != q.dtype:
+            raise ValueError(f"mask is {mask.dtype}, expected bool or the dtype of q, {q.dtype}")
+        _check.broadcasts("mask", mask, scores_shape, "[..., H, S, T]")
+        if causal:  # torch takes one or the other
+            if mask.dtype != torch.bool:
+                raise ValueError(f"mask is {mask.dtype}, expected bool together with causal=True")
+            mask, causal = mask & torch.ones(scores_shape[-2:], dtype=torch.bool, device=q.device).tril(), False
+    if curvature is not None:
+        q = bend(q, curvature)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)

@@ -1,0 +1,76 @@
+"""Rotary embedding of queries and keys, in both published layouts (arXiv:2104.09864; arXiv:2410.16703)."""
+
+import torch
+from torch import Tensor
+
+from plga.ops import _check
+
+
+def inverse_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
+    """θ_a = base^(-2a / d) for a = 0 .. d/2 - 1, float32 [d/2], in radians a position.
+
+    Args:
+        width: d, even and >= 2.
+        base: > 0.
+        device: where to put it.
+
+    Raises:
+        ValueError: an odd or non-positive ``width``, a non-positive ``base``.
+    """
+    if width < 2 or width % 2:
+        raise ValueError(f"width is {width}, expected an even head width >= 2")
+    if not base > 0:
+        raise ValueError(f"base is {base}, expected a number > 0")
+    steps = torch.arange(0, width, 2, dtype=torch.float32, device=device)
+    return 1.0 / base ** (steps / width)
+
+
+def tables(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every angle, computed in float32 as published and then cast.
+
+    Args:
+        positions: integer positions, [..., S].
+        frequencies: θ, [d/2], from :func:`inverse_frequencies`.
+        dtype: of the result.
+
+    Returns:
+        cos and sin, each [..., S, d/2].
+    """
+    angles = positions.unsqueeze(-1).float() * frequencies.float()
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _check_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    _check.floating("x", x, min_dims=2)
+    if x.shape[-1] % 2:
+        raise ValueError(f"x is {tuple(x.shape)}, expected [..., S, d] with an even d")
+    for name, table in (("cos", cos), ("sin", sin)):
+        _check.broadcasts(name, table, (*x.shape[:-1], x.shape[-1] // 2), "[..., S, d/2]")
+
+
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x_2a, x_2a+1) by their angles: the published ``reference_rope: true``.
+
+    Args:
+        x: [..., S, d], d even.
+        cos, sin: broadcastable to [..., S, d/2], from :func:`tables`.
+
+    Returns:
+        [..., S, d].
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    _check_rotation(x, cos, sin)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+
+
+def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x_a, x_{a+d/2}) by their angles: the published ``reference_rope: false``.
+
+    Args, returns and errors as for :func:`rotate_interleaved`.
+    """
+    _check_rotation(x, cos, sin)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

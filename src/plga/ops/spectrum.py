@@ -1,0 +1,101 @@
+"""Spectra of operators: singular values, numerical rank, and the Perron triple of a positive matrix."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plga.ops import _check
+
+# The published rule counts singular values above 64 float32 roundings of the largest, whatever the dtype.
+RANK_TOLERANCE = 64 * torch.finfo(torch.float32).eps
+
+
+def singular_values(m: Tensor) -> Tensor:
+    """Singular values in descending order.
+
+    Args:
+        m: [..., n, m], finite.
+
+    Returns:
+        [..., min(n, m)].
+
+    Raises:
+        ValueError: ``m`` is not a finite floating-point tensor of two or more axes.
+    """
+    _check.floating("m", m, min_dims=2)
+    _check.finite("m", m)
+    return torch.linalg.svdvals(m)
+
+
+def numerical_rank(m: Tensor, tolerance: float = RANK_TOLERANCE) -> Tensor:
+    """Number of singular values above ``tolerance`` times the largest.
+
+    Args:
+        m: [..., n, m], finite.
+        tolerance: relative to s1, 0 <= tolerance < 1; by default the published 64 · eps_float32.
+
+    Returns:
+        int64 [...]; 0 for a zero matrix.
+
+    Raises:
+        ValueError: as :func:`singular_values`, or ``tolerance`` outside [0, 1).
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance}, expected a number in [0, 1)")
+    s = singular_values(m)
+    return (s > tolerance * s[..., :1]).sum(dim=-1)
+
+
+class Perron(NamedTuple):
+    """Perron root and vectors; see :func:`perron`."""
+
+    root: Tensor
+    right: Tensor
+    left: Tensor
+    residual: Tensor
+    iterations: int
+
+
+def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_000) -> Perron:
+    """Perron root and both Perron vectors of a positive matrix by power iteration.
+
+    Iteration stops once the residual is within ``tolerance`` everywhere, or after ``max_iterations``: the residual
+    is returned so that the caller can tell.
+
+    Args:
+        m: [..., d, d], every entry > 0.
+        tolerance: target for the residual; by default 64 roundings of the dtype.
+        max_iterations: >= 1.
+
+    Returns:
+        Perron with root r [...]; right vector v [..., d], v > 0, Σv = 1; left vector u [..., d], u > 0, u·v = 1;
+        residual [...]: the larger of ‖M v - r v‖₁ / (r ‖v‖₁) and ‖Mᵀ u - r u‖₁ / (r ‖u‖₁); iterations taken.
+
+    Raises:
+        ValueError: an entry that is not positive and finite, or ``max_iterations`` < 1.
+    """
+    _check.square("m", m)
+    _check.positive("m", m)
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations is {max_iterations}, expected >= 1")
+    if tolerance is None:
+        tolerance = 64 * torch.finfo(m.dtype).eps
+    # A common factor changes neither vector; without it the products of large or tiny entries leave the dtype.
+    scale = m.amax(dim=(-2, -1), keepdim=True)
+    unit = m / scale
+    right = torch.full_like(m[..., :1], 1.0 / m.shape[-1])
+    left = right.clone()
+    for iteration in range(1, max_iterations + 1):
+        image, preimage = unit @ right, unit.mT @ left
+        root = image.sum(dim=-2, keepdim=True)  # Σv = 1, so Σ(Mv) estimates r
+        left_root = preimage.sum(dim=-2, keepdim=True)
+        residual = torch.maximum(
+            (image - root * right).abs().sum(dim=-2) / root[..., 0],
+            (preimage - root * left).abs().sum(dim=-2) / root[..., 0],
+        )
+        if iteration == max_iterations or bool((residual <= tolerance).all()):
+            break  # what is returned is what was measured
+        right, left = image / root, preimage / left_root
+    left = left / (left * right).sum(dim=-2, keepdim=True)
+    return Perron((root * scale)[..., 0, 0], right[..., 0], left[..., 0], residual[..., 0], iteration)
