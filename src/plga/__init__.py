@@ -1,3 +1,54 @@
-"""plga: Power Law Graph Attention and PLDR-LLM (arXiv:2608.10288)."""
+"""plga: Power Law Graph Attention and PLDR-LLM (arXiv:2608.10288).
+
+Importing the package is cheap: nothing below is loaded before it is used, and Transformers' Auto classes learn about
+PLDR-LLMs when Transformers itself is imported.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from plga.model.registration import register_when_imported
+
+if TYPE_CHECKING:
+    from plga.model.cache import PldrCache
+    from plga.model.configuration import PldrConfig
+    from plga.model.modeling import (
+        PldrForCausalLM,
+        PldrForQuestionAnswering,
+        PldrForSequenceClassification,
+        PldrForTokenClassification,
+        PldrModel,
+    )
+    from plga.model.operator import DeductiveOutputs
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "PldrCache": "plga.model.cache",
+    "PldrConfig": "plga.model.configuration",
+    "PldrForCausalLM": "plga.model.modeling",
+    "PldrForQuestionAnswering": "plga.model.modeling",
+    "PldrForSequenceClassification": "plga.model.modeling",
+    "PldrForTokenClassification": "plga.model.modeling",
+    "PldrModel": "plga.model.modeling",
+    "DeductiveOutputs": "plga.model.operator",
+}
+__all__ = [
+    "DeductiveOutputs",
+    "PldrCache",
+    "PldrConfig",
+    "PldrForCausalLM",
+    "PldrForQuestionAnswering",
+    "PldrForSequenceClassification",
+    "PldrForTokenClassification",
+    "PldrModel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'plga' has no attribute {name!r}")
+
+
+register_when_imported()

@@ -1,0 +1,1 @@
+"""PLDR-LLM as a Transformers model: configuration, operators, modeling, cache, published checkpoint formats."""

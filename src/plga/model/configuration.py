@@ -1,0 +1,137 @@
+"""Configuration of a PLDR-LLM."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+OPERATORS = ("learned", "constant")
+CONSTANTS = ("identity", "random", "external")
+MODES = ("recompute", "prompt", "constant")
+INITIALIZATIONS = ("xavier_normal", "xavier_uniform")
+
+
+@strict
+class PldrConfig(PreTrainedConfig):
+    """Shape and operator of a PLDR-LLM; the defaults are the published 110M model (arXiv:2502.13502).
+
+    Args:
+        vocab_size: number of pieces.
+        hidden_size: d_model.
+        intermediate_size: width of the SwiGLU feed-forward network; None: ⌊8 · hidden_size / 3⌋.
+        num_hidden_layers: decoder layers.
+        num_attention_heads: H. The width of a head is d = hidden_size / H and must be even.
+        metric_intermediate_size: A_dff, the inner width of the metric learner's SwiGLU blocks.
+        num_metric_units: N_res, residual units of the metric learner.
+        num_metric_blocks: N_glu, SwiGLU blocks a unit.
+        max_position_embeddings: context in tokens.
+        layer_norm_eps: of every LayerNorm.
+        attention_dropout: on the attention probabilities, in training.
+        rope_theta: base of the rotary frequencies.
+        rope_interleaved: pairs (2a, 2a+1), as published with ``reference_rope: true``; False: pairs (a, a + d/2).
+        operator: ``learned`` builds G_LM from the input; ``constant`` keeps one tensor a layer in the checkpoint.
+        constant: which constant: ``identity`` (SDPA), ``random`` (entries N(0, 1/d), seeded), ``external`` (set by
+            a checkpoint or by hand; NaN until then, so that a forgotten one shows).
+        constant_seed: of ``random``.
+        operator_mode: how a learned operator generates unless told otherwise: ``recompute`` (online contract) or
+            ``prompt`` (G kept from the prompt, the published G-cache).
+        operator_initialization: law of W, P and a: ``xavier_normal`` (published trainings) or ``xavier_uniform``
+            (published Transformers port).
+
+    Raises:
+        ValueError: impossible numbers, naming the field and what was expected.
+    """
+
+    model_type = "pldr"
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
+
+    vocab_size: int = 32000
+    hidden_size: int = 896
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 14
+    metric_intermediate_size: int = 170
+    num_metric_units: int = 8
+    num_metric_blocks: int = 2
+    max_position_embeddings: int = 1024
+    layer_norm_eps: float = 1e-6
+    attention_dropout: float = 0.0
+    rope_theta: float = 10000.0
+    rope_interleaved: bool = True
+    operator: str = "learned"
+    constant: str = "external"
+    constant_seed: int = 0
+    operator_mode: str = "recompute"
+    operator_initialization: str = "xavier_normal"
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 3
+    tie_word_embeddings: bool = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "PldrConfig":
+        # Auto classes look a model up by the class of a config instance, so the first instance brings the models
+        # along; registering them on ``import plga`` would make every user of the package pay for Transformers.
+        from plga.model.registration import register_models
+
+        register_models()
+        return super().__new__(cls)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 8 * self.hidden_size // 3
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width d of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @head_dim.setter
+    def head_dim(self, value: int | None) -> None:
+        # Written in published configs; a derived number here, so it can only be confirmed.
+        if value is not None and value * self.num_attention_heads != self.hidden_size:
+            raise ValueError(
+                f"head_dim is {value}, expected hidden_size / num_attention_heads = "
+                f"{self.hidden_size} / {self.num_attention_heads}"
+            )
+
+    def validate_architecture(self) -> None:
+        """Raise ValueError on impossible numbers; called by every construction."""
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "metric_intermediate_size",
+            "num_metric_units",
+            "num_metric_blocks",
+            "max_position_embeddings",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected >= 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}, expected a multiple of num_attention_heads = "
+                f"{self.num_attention_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"hidden_size / num_attention_heads is {self.head_dim}, expected an even head width (rotary pairs)"
+            )
+        for name, smallest in (("layer_norm_eps", 0.0), ("rope_theta", 0.0)):
+            if not getattr(self, name) > smallest:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected > {smallest:g}")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout is {self.attention_dropout}, expected in [0, 1)")
+        for name, allowed in (
+            ("operator", OPERATORS),
+            ("constant", CONSTANTS),
+            ("operator_mode", MODES[:2]),
+            ("operator_initialization", INITIALIZATIONS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+        if self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings is True, expected False: a PLDR-LLM has an untied linear head")

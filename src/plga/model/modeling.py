@@ -1,0 +1,403 @@
+"""PLDR-LLM as a Transformers model (arXiv:2410.16703; arXiv:2608.10288)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from plga.model.cache import PldrCache
+from plga.model.compat import CACHE_NAME, accepts_either_cache_name
+from plga.model.configuration import PldrConfig
+from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, Linear, SwiGLU
+from plga.ops.attention import bend
+from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
+
+
+@dataclass
+class PldrModelOutput(BaseModelOutputWithPast):
+    """Output of PldrModel; ``deductive`` holds one DeductiveOutputs a layer when ``output_deductive=True``."""
+
+    deductive: tuple[DeductiveOutputs, ...] | None = None
+
+
+@dataclass
+class PldrCausalLMOutput(CausalLMOutputWithPast):
+    """Output of PldrForCausalLM; ``deductive`` holds one DeductiveOutputs a layer when ``output_deductive=True``."""
+
+    deductive: tuple[DeductiveOutputs, ...] | None = None
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention with its probabilities in the open: [B, H, S, d] → [B, S, H, d] and [B, H, S, T]."""
+    scores = query @ key.mT * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    wide = torch.promote_types(query.dtype, torch.float32)
+    probabilities = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    dropped = nn.functional.dropout(probabilities, p=dropout, training=module.training)
+    return (dropped @ value).transpose(1, 2).contiguous(), probabilities
+
+
+class PldrAttention(nn.Module):
+    """Power law graph attention: ordinary attention on q' = q G_LM, k, v."""
+
+    def __init__(self, config: PldrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = 1
+        # √d rounded to float32, as published: in float64 that is a difference of 2e-8 where d is not a power of 4.
+        self.scaling = 1.0 / torch.tensor(float(self.head_dim), device="cpu").sqrt().item()
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        self.rotate = rotate_interleaved if config.rope_interleaved else rotate_half
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        operator = LearnedOperator if config.operator == "learned" else ConstantOperator
+        self.operator = operator(config, layer_idx)
+
+    @accepts_either_cache_name
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        token_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, DeductiveOutputs]:
+        """[B, S, d_model] → [B, S, d_model], attention probabilities where they exist, deductive outputs."""
+        input_shape = hidden_states.shape[:-1]
+        heads_shape = (*input_shape, -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
+        query, key = self.rotate(query, *position_embeddings), self.rotate(key, *position_embeddings)
+
+        deductive = self.operator(query, token_mask, cache)
+        query = bend(query, deductive.curvature)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+
+        # Serving engines look for exactly this lookup and this call.
+        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        attended, probabilities = attention_interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.o_proj(attended.reshape(*input_shape, -1).contiguous()), probabilities, deductive
+
+
+class PldrDecoderLayer(GradientCheckpointingLayer):
+    """Post-norm block: h = LN(x + attention), y = LN(h + SwiGLU(h))."""
+
+    def __init__(self, config: PldrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = PldrAttention(config, layer_idx)
+        self.self_attn_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.mlp_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    @accepts_either_cache_name
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, DeductiveOutputs]:
+        """[B, S, d_model] → [B, S, d_model] and deductive outputs; the other arguments are PldrAttention's."""
+        attended, _, deductive = self.self_attn(hidden_states, **kwargs)
+        hidden_states = self.self_attn_norm(hidden_states + attended)
+        return self.mlp_norm(hidden_states + self.mlp(hidden_states)), deductive
+
+
+class PldrPreTrainedModel(PreTrainedModel):
+    """What every PLDR-LLM shares: its configuration, its initialization and what Transformers may do with it."""
+
+    config: PldrConfig
+    config_class = PldrConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PldrDecoderLayer"]
+    _skip_keys_device_placement = [CACHE_NAME]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": PldrDecoderLayer, "attentions": PldrAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The initialization of the published trainings (DESIGN: linear Xavier-uniform, embeddings N(0, 1))."""
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=1.0)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, LearnedOperator):
+            normal = self.config.operator_initialization == "xavier_normal"
+            law = init.xavier_normal_ if normal else init.xavier_uniform_
+            for weight in (module.metric_weight, module.exponent, module.coupling_weight):
+                law(weight)
+            init.zeros_(module.metric_bias)
+            init.zeros_(module.coupling_bias)
+        elif isinstance(module, ConstantOperator):
+            init.copy_(module.curvature, self._constant(module))
+
+    def _constant(self, module: ConstantOperator) -> Tensor:
+        heads, width, _ = module.curvature.shape
+        if self.config.constant == "identity":
+            return torch.eye(width).expand(heads, width, width)
+        if self.config.constant == "random":
+            # q G then has the length of q on average; one stream a layer keeps layers independent of each other.
+            generator = torch.Generator().manual_seed(self.config.constant_seed + module.layer_idx)
+            return torch.randn(heads, width, width, generator=generator) / math.sqrt(width)
+        return torch.full((heads, width, width), float("nan"))
+
+
+class PldrModel(PldrPreTrainedModel):
+    """The decoder: √d_model · embedding, LayerNorm, layers. No LayerNorm at the end."""
+
+    def __init__(self, config: PldrConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(PldrDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @accepts_either_cache_name
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_deductive: bool = False,
+        **kwargs: Any,
+    ) -> PldrModelOutput:
+        """Hidden states of the tokens given.
+
+        Args:
+            input_ids: [B, S] integers, or else ``inputs_embeds`` [B, S, d_model] (before the factor √d_model).
+            attention_mask: [B, past + S], 1 at real tokens; with a constant operator also what Transformers prepared.
+            position_ids: [B, S] or [1, S]; counted from the first real token of each sequence by default.
+            cache: see PldrCache. With a learned operator it must be one.
+            use_cache: return a cache, making one if none is given.
+            output_deductive: also return A, A_LM, A_P and G_LM of every layer.
+
+        Raises:
+            ValueError: token ids outside the vocabulary, a cache or a mask that a learned operator cannot use.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        learned = self.config.operator == "learned"
+        if use_cache and cache is None and not self.training:
+            cache = PldrCache(self.config)
+        if learned and cache is not None and not isinstance(cache, PldrCache):
+            raise ValueError(
+                f"cache is {type(cache).__name__}, expected PldrCache: G_LM of a learned operator depends on the "
+                "input and must be rebuilt or kept with the keys and values"
+            )
+        if learned and attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask is {tuple(attention_mask.shape)}, expected [B, S]: a learned operator must know "
+                "which tokens are real"
+            )
+
+        new = inputs_embeds.shape[1]
+        past = cache.get_seq_length() if cache is not None else 0
+        if position_ids is None:
+            position_ids = self._positions(attention_mask, past, new, inputs_embeds.device)
+        layer_cache = cache
+        if isinstance(cache, PldrCache) and cache.mode == "recompute":
+            inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
+            past, layer_cache = 0, None
+        token_mask = None
+        if learned and attention_mask is not None:
+            if attention_mask.shape[1] != past + inputs_embeds.shape[1]:
+                raise ValueError(
+                    f"attention_mask is {tuple(attention_mask.shape)}, expected "
+                    f"[B, {past + inputs_embeds.shape[1]}]: the tokens in the cache and the new ones"
+                )
+            token_mask = attention_mask[:, past:].bool()
+
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            **{CACHE_NAME: layer_cache},
+        )
+        hidden_states = self.embed_norm(inputs_embeds * math.sqrt(self.config.hidden_size))
+        frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
+        cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
+        position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
+
+        deductive: list[DeductiveOutputs] = []
+        for layer in self.layers:
+            hidden_states, layer_outputs = layer(
+                hidden_states,
+                attention_mask=causal_mask,
+                position_embeddings=position_embeddings,
+                token_mask=token_mask,
+                position_ids=position_ids,
+                use_cache=use_cache,
+                **{CACHE_NAME: layer_cache},
+                **kwargs,
+            )
+            if output_deductive:
+                deductive.append(layer_outputs)
+        return PldrModelOutput(
+            last_hidden_state=hidden_states[:, -new:],
+            deductive=tuple(deductive) if output_deductive else None,
+            **{CACHE_NAME: cache},
+        )
+
+    def _positions(self, attention_mask: Tensor | None, past: int, new: int, device: torch.device) -> Tensor:
+        """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
+        if attention_mask is None or attention_mask.dim() != 2:
+            return torch.arange(past, past + new, device=device).unsqueeze(0)
+        positions = attention_mask.long().cumsum(dim=-1) - 1
+        return positions.clamp(min=0)[:, -new:]
+
+
+class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
+    """PLDR-LLM with its untied linear head with bias."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+
+    def __init__(self, config: PldrConfig) -> None:
+        super().__init__(config)
+        self.model = PldrModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    @accepts_either_cache_name
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_deductive: bool = False,
+        **kwargs: Any,
+    ) -> PldrCausalLMOutput:
+        """Next-token logits [B, S, V]; arguments as for PldrModel.forward.
+
+        Args:
+            labels: [B, S], shifted inside; -100 is ignored. Gives ``loss``, the mean next-token cross-entropy, nats.
+            logits_to_keep: how many rows from the end (0: all), or which.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_deductive=output_deductive,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return PldrCausalLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            deductive=outputs.deductive,
+            **{CACHE_NAME: outputs[CACHE_NAME] if CACHE_NAME in outputs else None},
+        )
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any) -> Any:
+        """Transformers' ``generate``, which gives a learned operator the cache that it needs.
+
+        Args:
+            operator_mode: ``recompute`` or ``prompt`` for a learned operator; None: what the config says.
+
+        Raises:
+            ValueError: a mode that the operator cannot run in, or a chunked prompt in mode ``prompt``.
+        """
+        generation_config = kwargs.get("generation_config") or (args[0] if args else None) or self.generation_config
+
+        def setting(name: str) -> Any:
+            return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
+
+        given = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
+        if operator_mode is not None or self.config.operator == "learned":
+            if given is None:
+                cache = PldrCache(self.config, operator_mode)
+                if setting("use_cache") is not False:
+                    given = kwargs[CACHE_NAME] = cache
+                elif cache.mode == "prompt":
+                    raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
+            elif operator_mode is not None and operator_mode != getattr(given, "mode", operator_mode):
+                raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {given.mode!r}")
+            if getattr(given, "mode", None) == "prompt" and setting("prefill_chunk_size") is not None:
+                raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
+        return super().generate(inputs, *args, **kwargs)
+
+
+class PldrForSequenceClassification(GenericForSequenceClassification, PldrPreTrainedModel):
+    """PLDR-LLM with a classification head on the last real token."""
+
+
+class PldrForTokenClassification(GenericForTokenClassification, PldrPreTrainedModel):
+    """PLDR-LLM with a classification head on every token."""
+
+
+class PldrForQuestionAnswering(GenericForQuestionAnswering, PldrPreTrainedModel):
+    """PLDR-LLM with a span head."""
+
+    base_model_prefix = "model"

@@ -1,0 +1,150 @@
+"""The two operators that an attention layer can have: G_LM built from the queries, or one constant tensor."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plga.model.cache import PldrCache
+from plga.model.configuration import PldrConfig
+from plga.ops.density import gram
+from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
+
+
+class DeductiveOutputs(NamedTuple):
+    """Deductive outputs of one layer (arXiv:2608.10288): A, A_LM, A_P and G_LM, each [B, H, d, d].
+
+    An operator that is read, not built (constant, or kept from the prompt), has its ``curvature`` only.
+    """
+
+    generator: Tensor | None
+    metric: Tensor | None
+    potential: Tensor | None
+    curvature: Tensor
+
+
+class Linear(nn.Linear):
+    """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last axis that computes in the dtype of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(
+            x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps
+        )
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)): [..., width] → [..., width], biases everywhere."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, inner)
+        self.up_proj = Linear(width, inner)
+        self.down_proj = Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class ResidualUnit(nn.Module):
+    """LN(x + SwiGLU blocks in series on x), acting on rows: [..., d] → [..., d]."""
+
+    def __init__(self, config: PldrConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            SwiGLU(config.head_dim, config.metric_intermediate_size) for _ in range(config.num_metric_blocks)
+        )
+        self.norm = LayerNorm(config.head_dim, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = x
+        for block in self.blocks:
+            inner = block(inner)
+        return self.norm(inner + x)
+
+
+class MetricLearner(nn.Module):
+    """Generator A = φ(LN(D)) (arXiv:2608.10288): weights shared by all heads, acting on rows of [..., d, d]."""
+
+    def __init__(self, config: PldrConfig) -> None:
+        super().__init__()
+        self.input_norm = LayerNorm(config.head_dim, eps=config.layer_norm_eps)
+        self.units = nn.ModuleList(ResidualUnit(config) for _ in range(config.num_metric_units))
+
+    def forward(self, density: Tensor) -> Tensor:
+        x = self.input_norm(density)
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+
+class LearnedOperator(nn.Module):
+    """G_LM built from the queries of each sequence, in float32 or wider whatever the model's dtype or autocast."""
+
+    def __init__(self, config: PldrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        shape = (config.num_attention_heads, config.head_dim, config.head_dim)
+        self.learner = MetricLearner(config)
+        self.metric_weight = nn.Parameter(torch.empty(shape))
+        self.metric_bias = nn.Parameter(torch.empty(shape))
+        self.exponent = nn.Parameter(torch.empty(shape))
+        self.coupling_weight = nn.Parameter(torch.empty(shape))
+        self.coupling_bias = nn.Parameter(torch.empty(shape))
+
+    def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
+        """Build G_LM from ``q``, or read it from a cache that kept it.
+
+        Args:
+            q: rotated queries, [B, H, S, d].
+            token_mask: [B, S], True at real tokens; None: all are real.
+            cache: in mode ``prompt``; it keeps the first G_LM it sees.
+
+        Raises:
+            FloatingPointError: a non-finite entry of G_LM, naming the layer and the heads.
+        """
+        kept = cache.curvature(self.layer_idx) if cache is not None else None
+        if kept is not None:
+            return DeductiveOutputs(None, None, None, kept)
+        with torch.autocast(q.device.type, enabled=False):
+            outputs = self.build(q.to(torch.promote_types(q.dtype, torch.float32)), token_mask)
+        if not torch.compiler.is_compiling() and not bool(torch.isfinite(outputs.curvature).all()):
+            heads = (~torch.isfinite(outputs.curvature)).any(dim=(-2, -1)).any(dim=0).nonzero().flatten().tolist()
+            raise FloatingPointError(f"G_LM of layer {self.layer_idx} is not finite in heads {heads}")
+        if cache is not None:
+            cache.keep_curvature(outputs.curvature, self.layer_idx)
+        return outputs
+
+    def build(self, q: Tensor, token_mask: Tensor | None) -> DeductiveOutputs:
+        """A, A_LM, A_P and G_LM from queries [B, H, S, d], in the dtype of ``q``."""
+        density = gram(q, None if token_mask is None else token_mask.unsqueeze(1), check_values=False)
+        generator = self.learner(density)
+        w, b, p, a, b_a = (
+            t.to(q.dtype)
+            for t in (self.metric_weight, self.metric_bias, self.exponent, self.coupling_weight, self.coupling_bias)
+        )
+        metric = metric_tensor(generator, w, b, check_values=False)
+        potential = potential_tensor(metric, p, check_values=False)
+        return DeductiveOutputs(generator, metric, potential, curvature_tensor(potential, a, b_a, check_values=False))
+
+
+class ConstantOperator(nn.Module):
+    """One G_LM for every input: the collapsed model, generalized SDPA; with G = I, SDPA itself."""
+
+    curvature: Tensor
+
+    def __init__(self, config: PldrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        # A buffer: it is in the checkpoint and follows the device, but no optimizer ever moves it.
+        self.register_buffer("curvature", torch.empty(config.num_attention_heads, config.head_dim, config.head_dim))
+
+    def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
+        """The constant, [H, d, d], which broadcasts over the batch; the arguments are those of LearnedOperator."""
+        return DeductiveOutputs(None, None, None, self.curvature)
