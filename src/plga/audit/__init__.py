@@ -1,0 +1,1 @@
+"""The paper's measurements, one file a section."""

@@ -1,0 +1,112 @@
+"""``plga demo``: watch an operator collapse, freeze it, and compare."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH = 110  # of the table where there is no terminal to ask
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoints, the picture and demo.json.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the initialization and of the data order.")] = 0,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Maximum learning rate; 1e-3 shows a run that does not collapse.")
+    ] = None,
+    stop: Annotated[int | None, typer.Option(help="Step to stop at.")] = None,
+) -> None:
+    """Train a small PLDR-LLM on Python's own sources, freeze its operator, and compare the two (about 4 minutes).
+
+    Interrupted, it resumes where it last saved when started again with the same options.
+    """
+    import dataclasses
+    import json
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from plga.audit import demo
+    from plga.audit.plots import training_curve
+    from plga.model.checkpoint import save_model
+
+    settings = demo.Settings(seed=seed)
+    changes: dict[str, Any] = {"learning_rate": learning_rate, "stop": stop}
+    recipe = dataclasses.replace(settings.recipe, **{k: v for k, v in changes.items() if v is not None})
+    settings = dataclasses.replace(settings, recipe=recipe)
+    out.mkdir(parents=True, exist_ok=True)
+    state_file = out / "training-state.pt"
+
+    console = Console(width=None if Console().is_terminal else _WIDTH)
+    bar = Progress(
+        TextColumn("step {task.completed:4.0f}/{task.total:.0f}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("", total=recipe.stop)
+
+    def on_step(trainer: Any, last: demo.Evaluation | None) -> None:
+        order = f"{last.order_parameter:.1e}" if last else "..."
+        rate = recipe.learning_rate_at(trainer.step - 1)
+        line = f"loss {trainer.losses[-1]:.3f}  learning rate {rate:.1e}  G_LM fluctuation {order}"
+        bar.update(task, completed=trainer.step, description=line)
+        if not console.is_terminal and trainer.step % 50 == 0:
+            console.print(f"step {trainer.step:4d}/{recipe.stop}  {line}")
+
+    with bar:
+        outcome = demo.run(settings, state_file, lambda stage: console.print(f"[bold]{stage}[/bold]"), on_step)
+    report = outcome.report
+    for name, model in (("learned", outcome.model), ("collapsed", outcome.frozen)):
+        save_model(model, out / name, overwrite=True)
+        outcome.tokenizer.save_pretrained(out / name)
+    training_curve(report["training"], report["chosen"]["step"], demo.COLLAPSED, out / "demo.png")
+    (out / "demo.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    state_file.unlink(missing_ok=True)
+    _print_report(report, console)
+    console.print(f"checkpoints  {out}/learned  {out}/collapsed", highlight=False)
+    console.print(f"picture      {out}/demo.png", highlight=False)
+    console.print(f"all figures  {out}/demo.json", highlight=False)
+
+
+def _print_report(report: dict[str, Any], console: "Console") -> None:
+    from rich.table import Table
+
+    chosen, decoding = report["chosen"], report["decoding"]
+    table = Table(title=f"Fluctuation over {report['windows']['measured_on']} other windows, step {chosen['step']}")
+    for name in (*report["fluctuation"], "s2/s1 of A (median)"):
+        table.add_column(name, justify="right")
+    cells = [f"{x:.1e}" for x in report["fluctuation"].values()]
+    table.add_row(*cells, f"{report['A_s2_over_s1']['median']:.1e}")
+    console.print(table)
+
+    modes = Table(title=f"Greedy decoding, {decoding['prompts']} prompts x {decoding['new_tokens']} tokens")
+    for name in ("operator", "tokens as recomputed", "largest logit deviation", "tokens/s", "speed-up"):
+        modes.add_column(name, justify="right")
+    for name, mode in decoding["modes"].items():
+        modes.add_row(
+            name,
+            f"{mode['agreeing']} of {mode['total']}",
+            f"{mode['largest_deviation']:.1e}",
+            f"{mode['tokens_per_second']:.0f}",
+            f"{mode['speedup']:.1f}x",
+        )
+    console.print(modes)
+    console.print(f"smallest decoding margin {decoding['smallest_margin']:.1e}", highlight=False)
+    losses = report["validation_loss"]
+    console.print(
+        f"validation loss (block) {losses['learned']:.3f} learned, {losses['constant']:.3f} constant", highlight=False
+    )
+    fluctuation = report["fluctuation"]["G_LM"]
+    if report["collapsed"]:
+        console.print(f"[bold green]collapsed[/]: G_LM fluctuates by {fluctuation:.1e}; a constant replaces its network")
+    else:
+        console.print(
+            f"[bold red]not collapsed[/]: G_LM fluctuates by {fluctuation:.1e}; "
+            "the table shows what keeping it costs in tokens and logits"
+        )

@@ -1,0 +1,1 @@
+"""Collapse: freeze the operator into the checkpoint, and measure what that costs."""

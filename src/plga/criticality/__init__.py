@@ -1,0 +1,1 @@
+"""How far the operator still depends on the input."""

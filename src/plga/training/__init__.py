@@ -1,0 +1,1 @@
+"""Training: data, objective, recipe and loop."""
