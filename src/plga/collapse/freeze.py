@@ -36,8 +36,9 @@ def freeze(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
     kept = {name: tensor for name, tensor in model.state_dict().items() if ".operator." not in name}
     frozen.load_state_dict(kept, strict=False)
     operators = [module for module in frozen.modules() if isinstance(module, ConstantOperator)]
-    for operator, constant in zip(operators, curvature, strict=True):
-        operator.curvature.copy_(constant)
+    with torch.no_grad():
+        for operator, constant in zip(operators, curvature, strict=True):
+            operator.curvature.copy_(constant)
     return frozen.train(model.training)
 
 
