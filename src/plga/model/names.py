@@ -1,7 +1,7 @@
 """Names of tensors: ours and those of the published checkpoints (see docs/released.md)."""
 
 # Applied in this order from published to ours, and in the reverse order back. Each is a plain piece of a key.
-_PIECES = (
+PIECES = (
     ("decoder.embedding.", "model.embed_tokens."),
     ("decoder.layernorm1.", "model.embed_norm."),
     ("decoder.dec_layers.", "model.layers."),
@@ -30,13 +30,13 @@ _PIECES = (
 
 def from_released(key: str) -> str:
     """Our name of the tensor that a published checkpoint calls ``key``."""
-    for released, ours in _PIECES:
+    for released, ours in PIECES:
         key = key.replace(released, ours)
     return key
 
 
 def to_released(key: str) -> str:
     """The published name of the tensor that we call ``key``."""
-    for released, ours in reversed(_PIECES):
+    for released, ours in reversed(PIECES):
         key = key.replace(ours, released)
     return key
