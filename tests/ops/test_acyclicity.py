@@ -1,0 +1,203 @@
+import math
+import re
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plga.ops.acyclicity import dag_loss
+from tests import numpy_reference as ref
+from tests.ops.examples import DTYPES, LEADS, SEEDS, WIDTHS, normal, positive
+
+
+def value_and_gradient(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = m.clone().requires_grad_()
+    loss = dag_loss(leaf)
+    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), gradient
+
+
+def by_mpmath(m: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of one matrix from a matrix exponential with 80 digits and no bound on the exponent."""
+    with mpmath.workdps(80):
+        width, entries = m.shape[-1], m.double().tolist()
+        exponential = mpmath.expm(mpmath.matrix(entries).apply(lambda x: x * x), method="taylor")
+        trace = mpmath.fsum(exponential[i, i] for i in range(width))
+        gradient = [[float(2 * entries[i][j] * exponential[j, i] / trace) for j in range(width)] for i in range(width)]
+        return float(mpmath.log(trace / width)), torch.tensor(gradient, dtype=torch.float64)
+
+
+def agrees_with_mpmath(m: torch.Tensor, bound: float) -> None:
+    """The loss relative to itself (down to where the dtype ends), the gradient relative to its largest entry."""
+    (loss, gradient), (exact_loss, exact_gradient) = value_and_gradient(m), by_mpmath(m)
+    assert loss.dtype == gradient.dtype == m.dtype
+    tiny = torch.finfo(m.dtype).tiny
+    assert float(loss) == pytest.approx(exact_loss, rel=bound, abs=tiny)
+    assert float((gradient - exact_gradient).abs().max()) <= bound * float(exact_gradient.abs().max()) + tiny
+
+
+def test_by_hand() -> None:
+    """1 x 1: m². Diagonal: the mean of e^(m²). A 2-cycle with weights a and b: log cosh(ab)."""
+    assert float(dag_loss(torch.tensor([[3.0]]))) == 9.0
+    assert float(dag_loss(torch.zeros(4, 4))) == 0.0
+    diagonal = torch.tensor([math.sqrt(math.log(2.0)), math.sqrt(math.log(6.0))], dtype=torch.float64).diag()
+    assert float(dag_loss(diagonal)) == pytest.approx(math.log(4.0), rel=1e-14)
+    for a, b in [(0.5, 2.0), (1e-3, 1e-2), (30.0, 10.0), (1e3, 1e3), (1e6, 1e-6)]:
+        expected = math.log(math.cosh(a * b)) if a * b < 100 else a * b - math.log(2.0)
+        if a * b < 1e-3:
+            expected = (a * b) ** 2 / 2  # to (ab)^4 / 12
+        two_cycle = torch.tensor([[0.0, a], [b, 0.0]], dtype=torch.float64)
+        assert float(dag_loss(two_cycle)) == pytest.approx(expected, rel=1e-9, abs=0), (a, b)
+
+
+KINDS = {
+    "normal": lambda d, seed: normal(d, d, seed=seed),
+    "positive": lambda d, seed: positive(d, d, seed=seed),
+    "spread": lambda d, seed: positive(d, d, seed=seed, spread=3.0) / 100,
+    "ring": lambda d, seed: torch.eye(d, dtype=torch.float64).roll(1, 0) * positive(d, 1, seed=seed),
+    "blocks": lambda d, seed: normal(d, d, seed=seed) * (torch.arange(d) // 2 == torch.arange(d)[:, None] // 2),
+    "off diagonal": lambda d, seed: normal(d, d, seed=seed).fill_diagonal_(0.0),
+    "lop-sided": lambda d, seed: normal(d, d, seed=seed).triu() + 1e-3 * normal(d, d, seed=seed + 1).tril(-1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 1.0, 5.0, 30.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_value_and_gradient_against_mpmath(kind: str, scale: float, dtype: torch.dtype) -> None:
+    for seed, width in enumerate([2, 3, 5]):
+        m = (scale * KINDS[kind](width, seed)).to(dtype)
+        agrees_with_mpmath(m, 1e-12 if dtype == torch.float64 else 4e-7)
+
+
+@given(WIDTHS, SEEDS, st.floats(-6.0, 3.0))
+def test_random_magnitudes_against_mpmath(width, seed, exponent) -> None:
+    agrees_with_mpmath(10.0**exponent * normal(width, width, seed=seed), 1e-12)
+
+
+def test_wide_matrix_against_mpmath() -> None:
+    agrees_with_mpmath(1e3 * normal(16, 16).float(), 4e-7)
+    agrees_with_mpmath(0.1 * normal(16, 16), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0, 1e3, 1e15])
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 32, 64])
+def test_no_cycle_is_exactly_zero(width: int, scale: float, dtype: torch.dtype) -> None:
+    """Strictly triangular, and the same graph with its nodes renamed. M ⊙ exp(M ⊙ M)ᵀ is 0 entry by entry."""
+    triangular = (scale * positive(width, width)).triu(1).to(dtype)
+    order = torch.randperm(width)
+    for m in (triangular, triangular.mT, triangular[order][:, order]):
+        loss, gradient = value_and_gradient(m)
+        assert float(loss) == 0.0
+        assert torch.equal(gradient, torch.zeros_like(m))
+
+
+def test_a_short_cycle_beside_a_huge_acyclic_part() -> None:
+    """Entries of 1e3 above the diagonal, and one edge back that closes cycles."""
+    for back in (1e-9, 1e-3, 1.0):
+        m = (1e3 * positive(4, 4)).triu(1)
+        m[3, 0] = back
+        agrees_with_mpmath(m, 1e-9)
+
+
+def test_where_the_matrix_exponential_overflows() -> None:
+    """A_P around 1e3: the plain exponential is infinite in float32 and float64, the loss is about 1e6."""
+    m = 1e3 * (1 + 0.1 * normal(8, 8)).float()
+    assert torch.linalg.matrix_exp(m * m).isinf().any()
+    assert not torch.linalg.matrix_exp((m * m).double()).isfinite().all()
+    loss, gradient = value_and_gradient(m)
+    assert loss.isfinite() and gradient.isfinite().all() and 7e6 < float(loss) < 9e6
+    agrees_with_mpmath(m, 4e-7)
+    # A ring of entries 1e3 has spectral radius 1e6.
+    ring = 1e3 * torch.eye(8).roll(1, 0)
+    assert float(dag_loss(ring)) == pytest.approx(1e6 - math.log(8.0), rel=1e-7)
+
+
+def test_any_finite_magnitude() -> None:
+    """Infinite only where the loss itself is beyond the dtype."""
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    for scale in (1e10, 1e50, 1e100, 1e153):
+        loss, gradient = value_and_gradient(scale * ones)
+        assert float(loss) == pytest.approx(3 * scale**2, rel=1e-13)  # the largest eigenvalue of M ⊙ M
+        torch.testing.assert_close(gradient, 2 * scale / 3 * ones, rtol=1e-12, atol=0)
+    assert float(dag_loss(1e200 * ones)) == math.inf
+    assert float(dag_loss(1e18 * ones.float())) == pytest.approx(3e36, rel=1e-6)
+    assert float(dag_loss(1e30 * ones.float())) == math.inf
+    assert float(dag_loss(1e-200 * ones)) == 0.0
+    assert float(dag_loss(1e-30 * ones.float())) == 0.0
+
+
+@given(LEADS, WIDTHS, SEEDS, st.sampled_from([0.3, 1.0, 3.0, 100.0]))
+def test_equals_the_numpy_reference(lead, width, seed, scale) -> None:
+    m = scale * normal(*lead, width, width, seed=seed)
+    np.testing.assert_allclose(dag_loss(m).numpy(), ref.dag_loss(m.numpy()), rtol=1e-8, atol=1e-10)
+
+
+@given(LEADS, WIDTHS, DTYPES, SEEDS, st.sampled_from([1e-3, 1.0, 50.0, 1e3]))
+def test_symmetries(lead, width, dtype, seed, scale) -> None:
+    """Never negative; signs, transposition and the order of the nodes do not matter."""
+    m = scale * normal(*lead, width, width, seed=seed, dtype=dtype)
+    loss = dag_loss(m)
+    assert loss.shape == lead and loss.dtype == dtype
+    assert (loss >= 0).all()
+    assert torch.equal(dag_loss(m.abs()), loss)
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
+    bound = 1e-6 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(dag_loss(m.mT), loss, rtol=bound, atol=0)
+    torch.testing.assert_close(dag_loss(m[..., order, :][..., :, order]), loss, rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_is_its_matrices(dtype: torch.dtype) -> None:
+    """Matrices of very different magnitude share one call and do not disturb each other."""
+    scales = [1e-6, 1e-3, 1.0, 40.0, 1e3, 1e9, 0.0]
+    batch = torch.stack([scale * normal(5, 5, seed=i, dtype=dtype) for i, scale in enumerate(scales)])
+    batch = torch.cat([batch, (1e3 * positive(1, 5, 5, dtype=dtype)).triu(1)])
+    together, gradient = value_and_gradient(batch)
+    for index, m in enumerate(batch):
+        alone, alone_gradient = value_and_gradient(m)
+        torch.testing.assert_close(together[index], alone, rtol=1e-12 if dtype == torch.float64 else 1e-6, atol=0)
+        torch.testing.assert_close(gradient[index], alone_gradient, rtol=1e-6, atol=0)
+    assert dag_loss(torch.empty(0, 3, 3)).shape == (0,)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
+def test_gradcheck(scale: float) -> None:
+    m = (scale * normal(2, 3, 4, 4)).requires_grad_()
+    assert torch.autograd.gradcheck(dag_loss, m)
+
+
+def test_is_differentiable_once() -> None:
+    m, weight = normal(3, 3).requires_grad_(), torch.ones((), dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(dag_loss(m), m, grad_outputs=weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_narrow_dtypes_are_computed_wide() -> None:
+    m = (100 * normal(4, 4)).bfloat16()
+    loss, gradient = value_and_gradient(m)
+    wide_loss, wide_gradient = value_and_gradient(m.double())
+    assert loss.dtype == gradient.dtype == torch.bfloat16
+    assert torch.equal(loss, wide_loss.bfloat16()) and torch.equal(gradient, wide_gradient.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("m", "message"),
+    [
+        ([[1.0]], "m is list, expected a torch.Tensor"),
+        (torch.ones(2, 2, dtype=torch.long), "m is (2, 2) int64, expected a floating-point dtype"),
+        (torch.ones(3), "m is (3,) float32, expected at least 2 axes"),
+        (torch.ones(2, 3), "m is (2, 3) float32, expected [..., d, d]"),
+        (torch.ones(5, 0, 0), "m is (5, 0, 0) float32, expected [..., d, d] with d >= 1"),
+        (torch.full((2, 2), math.nan), "m is (2, 2) float32 with 4 non-finite entries, expected finite entries"),
+        (torch.tensor([[math.inf, 0.0], [0.0, 1.0]]), "m is (2, 2) float32 with 1 non-finite entries, expected finite"),
+    ],
+)
+def test_bad_input(m, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        dag_loss(m)
