@@ -81,6 +81,8 @@ class PldrConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3
         super().__post_init__(**kwargs)
+        # Here, not left to @strict: it would wrap the ValueError in an exception that is none.
+        self.validate_architecture()
 
     @property
     def head_dim(self) -> int:
@@ -120,9 +122,9 @@ class PldrConfig(PreTrainedConfig):
             raise ValueError(
                 f"hidden_size / num_attention_heads is {self.head_dim}, expected an even head width (rotary pairs)"
             )
-        for name, smallest in (("layer_norm_eps", 0.0), ("rope_theta", 0.0)):
-            if not getattr(self, name) > smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected > {smallest:g}")
+        for name in ("layer_norm_eps", "rope_theta"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number > 0")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout is {self.attention_dropout}, expected in [0, 1)")
         for name, allowed in (
