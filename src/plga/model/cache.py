@@ -16,6 +16,11 @@ class PldrCacheLayer(DynamicLayer):
         super().__init__(**kwargs)
         self.curvature: Tensor | None = None
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        # Before 5.24 values start in the dtype of the keys, which would round the positions that `recompute` keeps.
+        self.values: Tensor | None = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
+
     def _map_curvature(self, function: Any) -> None:
         if self.curvature is not None:
             self.curvature = function(self.curvature)
