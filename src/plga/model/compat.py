@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -29,3 +31,14 @@ def accepts_either_cache_name(forward: Callable[..., Any]) -> Callable[..., Any]
         return forward(*args, **kwargs)
 
     return renamed
+
+
+def update_cache(
+    cache: Any, key: Tensor, value: Tensor, layer_idx: int, kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of the past and the present; ``kwargs`` are those of the attention call to come."""
+    if CACHE_NAME != "cache" and not isinstance(cache, Cache):
+        # The paged cache of continuous batching, which attention functions then updated themselves.
+        kwargs["cache"] = cache
+        return key, value
+    return cache.update(key, value, layer_idx, kwargs=kwargs)

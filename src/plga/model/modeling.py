@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from plga.model.cache import PldrCache
-from plga.model.compat import CACHE_NAME, accepts_either_cache_name
+from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, Linear, SwiGLU
 from plga.ops.attention import bend
@@ -105,7 +105,7 @@ class PldrAttention(nn.Module):
         deductive = self.operator(query, token_mask, cache)
         query = bend(query, deductive.curvature)
         if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+            key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
 
         # Serving engines look for exactly this lookup and this call.
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
@@ -267,7 +267,7 @@ class PldrModel(PldrPreTrainedModel):
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            **{CACHE_NAME: layer_cache},
+            **{CACHE_NAME: layer_cache if isinstance(layer_cache, Cache) else None},
         )
         hidden_states = self.embed_norm(inputs_embeds * math.sqrt(self.config.hidden_size))
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
@@ -297,7 +297,7 @@ class PldrModel(PldrPreTrainedModel):
     def _positions(self, attention_mask: Tensor | None, past: int, new: int, device: torch.device) -> Tensor:
         """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
         if attention_mask is None or attention_mask.dim() != 2:
-            return torch.arange(past, past + new, device=device).unsqueeze(0)
+            return (torch.arange(new, device=device) + past).unsqueeze(0)
         positions = attention_mask.long().cumsum(dim=-1) - 1
         return positions.clamp(min=0)[:, -new:]
 
