@@ -133,11 +133,12 @@ class PldrDecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     @accepts_either_cache_name
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, DeductiveOutputs]:
-        """[B, S, d_model] → [B, S, d_model] and deductive outputs; the other arguments are PldrAttention's."""
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        """[B, S, d_model] → [B, S, d_model], A, A_LM, A_P, G_LM; the other arguments are PldrAttention's."""
         attended, _, deductive = self.self_attn(hidden_states, **kwargs)
         hidden_states = self.self_attn_norm(hidden_states + attended)
-        return self.mlp_norm(hidden_states + self.mlp(hidden_states)), deductive
+        # Flat: gradient checkpointing in its reentrant form finds no gradient in a tuple within a tuple.
+        return self.mlp_norm(hidden_states + self.mlp(hidden_states)), *deductive
 
 
 class PldrPreTrainedModel(PreTrainedModel):
@@ -276,7 +277,7 @@ class PldrModel(PldrPreTrainedModel):
 
         deductive: list[DeductiveOutputs] = []
         for layer in self.layers:
-            hidden_states, layer_outputs = layer(
+            hidden_states, *layer_outputs = layer(
                 hidden_states,
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
@@ -287,7 +288,7 @@ class PldrModel(PldrPreTrainedModel):
                 **kwargs,
             )
             if output_deductive:
-                deductive.append(layer_outputs)
+                deductive.append(DeductiveOutputs(*layer_outputs))
         return PldrModelOutput(
             last_hidden_state=hidden_states[:, -new:],
             deductive=tuple(deductive) if output_deductive else None,
