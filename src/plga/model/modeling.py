@@ -184,9 +184,11 @@ class PldrPreTrainedModel(PreTrainedModel):
         if self.config.constant == "identity":
             return torch.eye(width).expand(heads, width, width)
         if self.config.constant == "random":
-            # q G then has the length of q on average; one stream a layer keeps layers independent of each other.
-            generator = torch.Generator().manual_seed(self.config.constant_seed + module.layer_idx)
-            return torch.randn(heads, width, width, generator=generator) / math.sqrt(width)
+            # q G then has the length of q on average. The layers are pieces of one float32 stream, whatever the dtype
+            # of the model: two seeds share no layer.
+            generator = torch.Generator().manual_seed(self.config.constant_seed)
+            shape = (module.layer_idx + 1, heads, width, width)
+            return torch.randn(shape, generator=generator, dtype=torch.float32)[-1] / math.sqrt(width)
         return torch.full((heads, width, width), float("nan"))
 
 
