@@ -107,19 +107,27 @@ class LearnedOperator(nn.Module):
             cache: in mode ``prompt``; it keeps the first G_LM it sees.
 
         Raises:
-            FloatingPointError: a non-finite entry of G_LM, naming the layer and the heads.
+            FloatingPointError: a non-finite deductive output, naming it, the layer and the heads.
         """
         kept = cache.curvature(self.layer_idx) if cache is not None else None
         if kept is not None:
             return DeductiveOutputs(None, None, None, kept)
         with torch.autocast(q.device.type, enabled=False):
             outputs = self.build(q.to(torch.promote_types(q.dtype, torch.float32)), token_mask)
-        if not torch.compiler.is_compiling() and not bool(torch.isfinite(outputs.curvature).all()):
-            heads = (~torch.isfinite(outputs.curvature)).any(dim=(-2, -1)).any(dim=0).nonzero().flatten().tolist()
-            raise FloatingPointError(f"G_LM of layer {self.layer_idx} is not finite in heads {heads}")
+        if not torch.compiler.is_compiling():
+            self._require_finite(outputs)
         if cache is not None:
             cache.keep_curvature(outputs.curvature, self.layer_idx)
         return outputs
+
+    def _require_finite(self, outputs: DeductiveOutputs) -> None:
+        # All four: an infinite A_LM under a negative exponent gives a finite G_LM. One question to the device.
+        broken = torch.stack([~t.isfinite().all(dim=(-2, -1)).all(dim=0) for t in outputs if t is not None])
+        if bool(broken.any()):
+            first = int(broken.any(dim=1).nonzero()[0])
+            heads = broken[first].nonzero().flatten().tolist()
+            name = ("A", "A_LM", "A_P", "G_LM")[first]
+            raise FloatingPointError(f"{name} of layer {self.layer_idx} is not finite in heads {heads}")
 
     def build(self, q: Tensor, token_mask: Tensor | None) -> DeductiveOutputs:
         """A, A_LM, A_P and G_LM from queries [B, H, S, d], in the dtype of ``q``."""
