@@ -233,6 +233,8 @@ class PldrModel(PldrPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
+            assert input_ids is not None
+            self._check_tokens(input_ids)
             inputs_embeds = self.embed_tokens(input_ids)
         learned = self.config.operator == "learned"
         if use_cache and cache is None and not self.training:
@@ -248,22 +250,20 @@ class PldrModel(PldrPreTrainedModel):
                 "which tokens are real"
             )
 
-        new = inputs_embeds.shape[1]
-        past = cache.get_seq_length() if cache is not None else 0
+        batch, new = inputs_embeds.shape[:2]
+        # A paged cache has no one length, and what it needs is prepared outside.
+        past = cache.get_seq_length() if isinstance(cache, Cache) else 0
+        if attention_mask is not None and attention_mask.dim() == 2 and isinstance(past, int):
+            known = (batch, past + new)
+            if attention_mask.shape != known:
+                raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, expected [B, past + S] = {known}")
         if position_ids is None:
             position_ids = self._positions(attention_mask, past, new, inputs_embeds.device)
         layer_cache = cache
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
             past, layer_cache = 0, None
-        token_mask = None
-        if learned and attention_mask is not None:
-            if attention_mask.shape[1] != past + inputs_embeds.shape[1]:
-                raise ValueError(
-                    f"attention_mask is {tuple(attention_mask.shape)}, expected "
-                    f"[B, {past + inputs_embeds.shape[1]}]: the tokens in the cache and the new ones"
-                )
-            token_mask = attention_mask[:, past:].bool()
+        token_mask = attention_mask[:, past:].bool() if learned and attention_mask is not None else None
 
         causal_mask = create_causal_mask(
             config=self.config,
@@ -296,6 +296,16 @@ class PldrModel(PldrPreTrainedModel):
             deductive=tuple(deductive) if output_deductive else None,
             **{CACHE_NAME: cache},
         )
+
+    def _check_tokens(self, input_ids: Tensor) -> None:
+        # On an accelerator a look at the numbers would wait for it, and it stops by itself.
+        if input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if input_ids.shape[-1] == 0:
+            raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected at least one token")
+        outside = input_ids[(input_ids < 0) | (input_ids >= self.config.vocab_size)]
+        if outside.numel():
+            raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {self.config.vocab_size} pieces")
 
     def _positions(self, attention_mask: Tensor | None, past: int, new: int, device: torch.device) -> Tensor:
         """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
