@@ -205,7 +205,8 @@ class PldrModel(PldrPreTrainedModel):
 
     @accepts_either_cache_name
     @merge_with_config_defaults
-    @capture_outputs
+    # In mode `recompute` every row of every layer is rebuilt: hidden states of all of them, the last layer's too.
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         input_ids: Tensor | None = None,
