@@ -389,18 +389,24 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
             return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
 
         given = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
-        if operator_mode is not None or self.config.operator == "learned":
-            if given is None:
-                cache = PldrCache(self.config, operator_mode)
-                if setting("use_cache") is not False:
-                    given = kwargs[CACHE_NAME] = cache
-                elif cache.mode == "prompt":
-                    raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
-            elif operator_mode is not None and operator_mode != getattr(given, "mode", operator_mode):
-                raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {given.mode!r}")
-            if getattr(given, "mode", None) == "prompt" and setting("prefill_chunk_size") is not None:
-                raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
+        cache = given if given is not None else PldrCache(self.config, operator_mode)
+        mode = getattr(cache, "mode", "constant")  # any other cache keeps keys and values only
+        if operator_mode not in (None, mode):
+            raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {mode!r}")
+        if mode == "prompt" and setting("use_cache") is False:
+            raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
+        if mode == "prompt" and setting("prefill_chunk_size") is not None:
+            raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
+        if given is None and mode != "constant" and setting("use_cache") is not False:
+            kwargs[CACHE_NAME] = cache
         return super().generate(inputs, *args, **kwargs)
+
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from
+        # all, which is neither the online contract nor a G_LM from the prompt.
+        if self.config.operator == "learned":
+            raise ValueError("assisted decoding needs a constant operator: it reads many rows of one pass")
+        return super()._assisted_decoding(*args, **kwargs)
 
 
 class PldrForSequenceClassification(GenericForSequenceClassification, PldrPreTrainedModel):
