@@ -37,7 +37,8 @@ def _scaled_expm1(m: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(2 * halvings):
         # E = e^c Y  →  2 E + E² = e^2c (2 e^-c Y + Y²)
         y = 2 * torch.exp(-log_scale) * y + y @ y
-        largest = y.amax(dim=(-2, -1), keepdim=True).clamp(min=1.0)
+        # Keep the largest entry at 1 while c > 0: Y² alone may shrink (its largest entry off the diagonal) to nothing.
+        largest = torch.maximum(y.amax(dim=(-2, -1), keepdim=True), torch.exp(-2 * log_scale))
         y = y / largest
         log_scale = 2 * log_scale + largest.log()
     return y, log_scale
@@ -55,10 +56,14 @@ class _LogTraceExp(torch.autograd.Function):
         trace = y.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
         if ctx.needs_input_grad[0]:
             identity = torch.eye(width, dtype=wide.dtype, device=m.device)
-            gradient = 2 * wide * (y + unscale * identity).mT / (trace + unscale * width)
+            # Without a cycle the numerator is exactly 0; the denominator may underflow to it.
+            total = (trace + unscale * width).clamp(min=torch.finfo(wide.dtype).tiny)
+            gradient = 2 * wide * (y + unscale * identity).mT / total
             ctx.save_for_backward(gradient.to(m.dtype))
-        # log1p while the scale is 1 keeps the digits of a loss near zero; beyond it, c dominates.
-        loss = torch.where(log_scale > 0, log_scale + (trace / width + unscale).log(), torch.log1p(trace / width))
+        # log(1 + e^c t): log1p keeps the digits of a loss near zero while c = 0; beyond it, t = 0 still gives 0.
+        mean = trace / width
+        grown = torch.logaddexp(log_scale + mean.log(), torch.zeros_like(mean))
+        loss = torch.where(log_scale > 0, grown, torch.log1p(mean))
         return loss[..., 0, 0].to(m.dtype)
 
     @staticmethod

@@ -69,11 +69,11 @@ def bilinear_attention(
         raise ValueError(f"causal needs as many queries as keys, got q {tuple(q.shape)} and k {tuple(k.shape)}")
     if mask is not None:
         if mask.dtype != torch.bool and mask.dtype != q.dtype:
-            raise ValueError(f"mask is {mask.dtype}, expected bool or the dtype of q, {q.dtype}")
+            raise ValueError(f"mask is {tuple(mask.shape)} {mask.dtype}, expected bool or the dtype of q, {q.dtype}")
         _check.broadcasts("mask", mask, scores_shape, "[..., H, S, T]")
         if causal:  # torch takes one or the other
             if mask.dtype != torch.bool:
-                raise ValueError(f"mask is {mask.dtype}, expected bool together with causal=True")
+                raise ValueError(f"mask is {tuple(mask.shape)} {mask.dtype}, expected bool together with causal=True")
             mask, causal = mask & torch.ones(scores_shape[-2:], dtype=torch.bool, device=q.device).tril(), False
     if curvature is not None:
         q = bend(q, curvature)

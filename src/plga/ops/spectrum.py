@@ -10,6 +10,8 @@ from plga.ops import _check
 # The published rule counts singular values above 64 float32 roundings of the largest, whatever the dtype.
 RANK_TOLERANCE = 64 * torch.finfo(torch.float32).eps
 
+_PLAIN_ITERATIONS = 200
+
 
 def singular_values(m: Tensor) -> Tensor:
     """Singular values in descending order.
@@ -18,14 +20,14 @@ def singular_values(m: Tensor) -> Tensor:
         m: [..., n, m], finite.
 
     Returns:
-        [..., min(n, m)].
+        [..., min(n, m)], float32 or wider.
 
     Raises:
         ValueError: ``m`` is not a finite floating-point tensor of two or more axes.
     """
     _check.floating("m", m, min_dims=2)
     _check.finite("m", m)
-    return torch.linalg.svdvals(m)
+    return torch.linalg.svdvals(m.to(torch.promote_types(m.dtype, torch.float32)))  # no kernel below float32
 
 
 def numerical_rank(m: Tensor, tolerance: float = RANK_TOLERANCE) -> Tensor:
@@ -84,6 +86,9 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
     # A common factor changes neither vector; without it the products of large or tiny entries leave the dtype.
     scale = m.amax(dim=(-2, -1), keepdim=True)
     unit = m / scale
+    # Plain iteration is fast and keeps the digits of tiny components. Where it has not settled, the matrix may be
+    # nearly periodic: a tenth of the root added to every eigenvalue then moves one near -r off the circle of r.
+    tenth = 0.1 * unit.sum(dim=-1).mean(dim=-1)[..., None, None]
     right = torch.full_like(m[..., :1], 1.0 / m.shape[-1])
     left = right.clone()
     for iteration in range(1, max_iterations + 1):
@@ -96,6 +101,8 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
         )
         if iteration == max_iterations or bool((residual <= tolerance).all()):
             break  # what is returned is what was measured
-        right, left = image / root, preimage / left_root
+        shift = tenth if iteration > _PLAIN_ITERATIONS else 0.0
+        right = (image + shift * right) / (root + shift)
+        left = (preimage + shift * left) / (left_root + shift)
     left = left / (left * right).sum(dim=-2, keepdim=True)
     return Perron((root * scale)[..., 0, 0], right[..., 0], left[..., 0], residual[..., 0], iteration)
