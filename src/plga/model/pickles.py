@@ -110,7 +110,7 @@ def load_curvatures(path: str | Path) -> Tensor:
 
 def _why(error: Exception) -> str:
     """One line on why a pickle was not read."""
-    text = str(error).rpartition("WeightsUnpickler error: ")[2]
+    text = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
     wanted = re.search(r"GLOBAL (\w+(?:\.\w+)+)", text)
     if wanted is None and isinstance(error, pickle.UnpicklingError):
         wanted = re.fullmatch(r"(\w+(?:\.\w+)+|a persistent id)", text)
