@@ -119,7 +119,10 @@ def run(
     deductive = deductive_outputs(model, held_out[:, :-1])
     frozen, _ = freeze_on(model, windows.held_out(_PROBE, _WINDOWS)[:, :-1])
     with torch.no_grad():
-        losses = {"learned": float(next_token_loss(model, held_out)), "constant": float(next_token_loss(frozen, held_out))}
+        losses = {
+            "learned": float(next_token_loss(model, held_out)),
+            "constant": float(next_token_loss(frozen, held_out)),
+        }
     decoding = _decode(model, frozen, windows.held_out(_PROMPTS, _PROMPT_COUNT)[:, :_PROMPT_LENGTH])
     clock.lap("measuring")
 

@@ -12,7 +12,9 @@ _WIDTH = 110  # of the table where there is no terminal to ask
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for the checkpoints, the picture and demo.json.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoints, the picture and demo.json.")] = Path(
+        "runs/demo"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the initialization and of the data order.")] = 0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Maximum learning rate; 1e-3 shows a run that does not collapse.")
@@ -104,7 +106,9 @@ def _print_report(report: dict[str, Any], console: "Console") -> None:
     )
     fluctuation = report["fluctuation"]["G_LM"]
     if report["collapsed"]:
-        console.print(f"[bold green]collapsed[/]: G_LM fluctuates by {fluctuation:.1e}; a constant replaces its network")
+        console.print(
+            f"[bold green]collapsed[/]: G_LM fluctuates by {fluctuation:.1e}; a constant replaces its network"
+        )
     else:
         console.print(
             f"[bold red]not collapsed[/]: G_LM fluctuates by {fluctuation:.1e}; "

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder (ours or published) or a published .pth file.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint folder (ours or published) or a published .pth file.")
+    ],
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
     mode: Annotated[
         str | None,

@@ -7,7 +7,9 @@ import typer
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder (ours or published) or a published .pth file.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint folder (ours or published) or a published .pth file.")
+    ],
 ) -> None:
     """Architecture, parameters by part, operator, and memory by context length of a checkpoint."""
     from rich.console import Console

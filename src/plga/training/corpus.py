@@ -39,7 +39,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
         ValueError: a vocabulary too small to hold every byte.
     """
     if vocab_size < len(SPECIAL_TOKENS) + 256:
-        raise ValueError(f"vocab_size is {vocab_size}, expected >= {len(SPECIAL_TOKENS) + 256} (special tokens and bytes)")
+        raise ValueError(
+            f"vocab_size is {vocab_size}, expected >= {len(SPECIAL_TOKENS) + 256} (special tokens and bytes)"
+        )
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -84,7 +86,9 @@ class Windows:
         cut = int(len(tokens) * (1 - held_out))
         self.context, self.train, self.validation = context, tokens[:cut], tokens[cut:]
         if min(len(self.train), len(self.validation)) <= context + 1:
-            raise ValueError(f"corpus has {len(tokens)} tokens, too few for training and validation windows of {context}")
+            raise ValueError(
+                f"corpus has {len(tokens)} tokens, too few for training and validation windows of {context}"
+            )
 
     def batch(self, seed: int, step: int, size: int) -> Tensor:
         """Training windows of one step, [size, context + 1]: a function of its arguments alone, so any step of a

@@ -93,7 +93,9 @@ class Trainer:
         except Exception as error:  # torch.load raises whatever the bytes provoke
             raise ValueError(f"{state_file} is not a training state ({type(error).__name__}): remove it") from error
         if run != self._identity():
-            raise ValueError(f"{state_file} is the state of a run with other settings: remove it or choose another --out")
+            raise ValueError(
+                f"{state_file} is the state of a run with other settings: remove it or choose another --out"
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.losses = state["step"], state["losses"]

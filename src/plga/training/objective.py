@@ -16,6 +16,9 @@ def next_token_loss(model: PldrForCausalLM, windows: Tensor) -> Tensor:
     hidden = model.model(input_ids=windows[:, :-1], use_cache=False).last_hidden_state
     head = model.lm_head
     return linear_cross_entropy(
-        hidden.flatten(0, 1), head.weight, windows[:, 1:].flatten(), linear_bias=head.bias, options=LinearCrossEntropyOptions()
+        hidden.flatten(0, 1),
+        head.weight,
+        windows[:, 1:].flatten(),
+        linear_bias=head.bias,
+        options=LinearCrossEntropyOptions(),
     )
-
