@@ -1,8 +1,8 @@
 """Checkpoints of a PLDR-LLM: read from any format strictly, written atomically."""
 
 import json
-import logging
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +10,19 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
+from plga.model.atomic import new_directory, new_file
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 from plga.model.names import to_released
 from plga.model.pickles import load_tensors
-from plga.model.released import UNKNOWN, VALUES, PldrllmConfig, from_published
+from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY
+from plga.model.released import UNKNOWN, VALUES, PldrllmConfig, from_published, to_published
 
-logger = logging.getLogger(__name__)
-
-# What the published scripts take for granted (arXiv:2410.16703, arXiv:2502.13502).
-PUBLISHED_CONTEXT = 1024
-PUBLISHED_VOCABULARY = 32000
+logger = logging.get_logger(__name__)
 
 
 def load_model(
@@ -54,6 +53,72 @@ def load_model(
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     return model
+
+
+def save_model(
+    model: PreTrainedModel,
+    directory: str | Path,
+    overwrite: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Write a checkpoint directory, whole or not at all: on an error, a previous checkpoint there stays intact.
+
+    Args:
+        model: a PldrForCausalLM writes our format, a PldrllmForCausalLM the published one.
+        directory: new or empty, or with ``overwrite`` a checkpoint directory, which is replaced as a whole.
+        tokenizer: written beside the model.
+
+    Raises:
+        FileExistsError: the directory is neither.
+        OSError: a full disk, and whatever else the file system says.
+    """
+    with new_directory(Path(directory), overwrite) as temporary, _no_progress_bar():
+        model.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+
+
+def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) -> None:
+    """Write a published ``.pth`` and its ``.hparams.json``, each whole or not at all.
+
+    A constant operator, which the published scripts keep in a file of its own, is written as in the published
+    Transformers format: ``decoder.past_G_values``.
+
+    Args:
+        model: whose tensors are written as they are, in their dtype.
+        path: ``NAME.pth``.
+
+    Raises:
+        ValueError: a model that the format cannot express; it holds no number but shapes.
+        FileExistsError: one of the files exists and ``overwrite`` is False.
+        OSError: a full disk, and whatever else the file system says.
+    """
+    path, config = Path(path), model.config
+    if path.suffix != ".pth":
+        raise ValueError(f"{path}: expected a name that ends in .pth")
+    for name, value in {"rope_interleaved": True, "rope_theta": 10000.0, "layer_norm_eps": 1e-6}.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected {value}: a .pth cannot say otherwise")
+    left_out = () if config.operator == "learned" else ("num_reslayerA", "num_denseA", "A_dff")
+    hparams = {name: getattr(config, ours) for name, ours in HPARAMS.items() if name not in left_out}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in to_published(model.state_dict()).items()}
+    saved = {"model_state_dict": state, "optimizer_state_dict": None, "loss": 0.0, "accuracy": 0.0}
+    with new_file(path.with_suffix(".hparams.json"), overwrite) as numbers, new_file(path, overwrite) as weights:
+        with weights.open("wb") as file:
+            torch.save(saved, file)
+        numbers.write_text(json.dumps(hparams, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Transformers draws one for every save, however small."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
 
 
 def _fill(
@@ -198,49 +263,3 @@ def _read_pth(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
         fields |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     fields["operator"] = "constant" if VALUES in state else "learned"
     return _configure(path, PldrConfig, fields), _rename(path, state), True
-
-
-# The published hyperparameter names, and ours.
-HPARAMS = {
-    "num_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "dff": "intermediate_size",
-    "num_reslayerA": "num_metric_units",
-    "num_denseA": "num_metric_blocks",
-    "A_dff": "metric_intermediate_size",
-    "input_vocab_size": "vocab_size",
-    "max_seq_len": "max_position_embeddings",
-}
-
-
-def _infer(path: Path, state: dict[str, Tensor]) -> dict[str, int]:
-    """Published hyperparameters of the model that these tensors are."""
-
-    def size(name: str, axes: int, axis: int) -> int:
-        if name not in state:
-            raise ValueError(f"{path}: missing: {name}; expected the tensors of a PLDR-LLM")
-        if state[name].dim() != axes:
-            raise ValueError(f"{path}: {name} is {list(state[name].shape)}, expected {axes} axes")
-        return state[name].shape[axis]
-
-    def count(pattern: str) -> int:
-        return len({match[1] for match in (re.match(pattern, name) for name in state) if match})
-
-    layer = "decoder.dec_layers.0."
-    unit = f"{layer}mha1.reslayerAs.0."
-    shape = {
-        "input_vocab_size": size("decoder.embedding.weight", 2, 0),
-        "d_model": size("decoder.embedding.weight", 2, 1),
-        "num_layers": count(r"decoder\.dec_layers\.(\d+)\."),
-        "dff": size(f"{layer}ffn.gluw1.weight", 2, 0),
-        "max_seq_len": PUBLISHED_CONTEXT,
-    }
-    if VALUES in state:
-        return shape | {"num_heads": size(VALUES, 6, 3)}
-    return shape | {
-        "num_heads": size(f"{layer}mha1.plgatt_layer.Wlst", 3, 0),
-        "num_reslayerA": count(re.escape(f"{layer}mha1.reslayerAs.") + r"(\d+)\."),
-        "num_denseA": count(re.escape(f"{unit}denseAs.") + r"(\d+)\."),
-        "A_dff": size(f"{unit}denseAs.0.gluw1.weight", 2, 0),
-    }

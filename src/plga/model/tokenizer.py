@@ -1,5 +1,6 @@
 """Tokenizers of published and own checkpoints, as fast Transformers tokenizers."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -113,14 +114,13 @@ def from_sentencepiece(file: str | Path) -> PreTrainedTokenizerFast:
         ValueError: not such a model; what it has instead is named.
         OSError: missing or unreadable.
     """
-    # Imported here: only this format needs protobuf.
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto()
+    # Imported here, because only this format needs protobuf; and by name, because neither package is typed.
+    messages = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    decode_error = importlib.import_module("google.protobuf.message").DecodeError
+    proto = messages.ModelProto()
     try:
         proto.ParseFromString(Path(file).read_bytes())
-    except DecodeError as error:
+    except decode_error as error:
         raise ValueError(f"{file}: truncated, or not a SentencePiece model") from error
     _check(file, proto)
     trainer = proto.trainer_spec

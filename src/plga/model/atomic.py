@@ -1,0 +1,107 @@
+"""Files and directories that appear whole or not at all."""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+
+@contextmanager
+def new_directory(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary directory beside ``target`` that takes its place when the block ends without an error.
+
+    On an error, or when the process is interrupted in the block, the temporary directory goes and ``target`` stays as
+    it was. What is written is on the disk before it is renamed.
+
+    Raises:
+        FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
+            holds no checkpoint.
+        OSError: the disk is full, and whatever else the file system says.
+    """
+    target = target.resolve()
+    full = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if full and not overwrite:
+        raise FileExistsError(f"{target} exists, expected a new or empty directory (or overwrite)")
+    if full and not (target / "config.json").is_file():
+        raise FileExistsError(f"{target} exists and is no checkpoint directory, so it is not overwritten")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = _sibling(target), _sibling(target)
+    temporary.mkdir()
+    try:
+        with _disk_errors(target):
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
+            if full:
+                os.rename(target, old)
+            try:
+                os.rename(temporary, target)
+            except BaseException:
+                if full:
+                    os.rename(old, target)
+                raise
+            _sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary file beside ``target`` that takes its place when the block ends without an error.
+
+    Raises:
+        FileExistsError: ``target`` exists and ``overwrite`` is False, or it is a directory.
+        OSError: the disk is full, and whatever else the file system says.
+    """
+    target = target.resolve()
+    if target.is_dir() or (target.exists() and not overwrite):
+        raise FileExistsError(f"{target} exists, expected a new file (or overwrite)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _sibling(target)
+    try:
+        with _disk_errors(target):
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, target)
+            _sync(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sibling(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Turn what safetensors and torch make of a failed write back into the OSError that it was."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        number = cause.errno if isinstance(cause, OSError) else _os_error(str(error))
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from error
+
+
+def _os_error(message: str) -> int | None:
+    """The number in a message of the safetensors library."""
+    match = re.search(r"os error (\d+)", message)
+    return int(match[1]) if match else None
