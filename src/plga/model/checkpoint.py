@@ -19,7 +19,7 @@ from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 from plga.model.names import to_released
 from plga.model.pickles import load_tensors
-from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY
+from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY, infer
 from plga.model.released import UNKNOWN, VALUES, PldrllmConfig, from_published, to_published
 
 logger = logging.get_logger(__name__)
@@ -249,7 +249,7 @@ def _read_pth(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
     state = saved.get("model_state_dict") if isinstance(saved, dict) else None
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in state.items()):
         raise ValueError(f"{path}: expected a dictionary whose model_state_dict holds tensors by name")
-    shape = _infer(path, state)
+    shape = infer(path, state)
     hparams = path.with_suffix(".hparams.json")
     if hparams.is_file():
         said = _read_json(hparams, "the checkpoint has one")
