@@ -68,6 +68,7 @@ define install
 @$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	echo "'$(PYTHON)' lacks the venv module; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 @echo "Setting up $(1) (once; a minute or two) ..."
+@rm -f $(1)/.*installed
 @$(PYTHON) -m venv --clear $(1)
 @$(1)/bin/pip install -qq --no-deps -c constraints.txt --extra-index-url $(TORCH_INDEX) "$(TORCH)"
 @$(1)/bin/pip install -qq -c constraints.txt hatchling editables
