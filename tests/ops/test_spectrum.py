@@ -211,4 +211,4 @@ def test_perron_settles_on_a_nearly_periodic_matrix() -> None:
     """[[s, 1], [2, s]] has eigenvalues s ± √2: plain power iteration would swing for ever."""
     root, right, _, residual, _ = perron(torch.tensor([[1e-6, 1.0], [2.0, 1e-6]], dtype=torch.float64))
     assert float(root) == pytest.approx(2**0.5 + 1e-6, rel=1e-13) and float(residual) <= 64 * 2.0**-52
-    torch.testing.assert_close(right, torch.tensor([1.0, 2**0.5]).double() / (1 + 2**0.5), rtol=1e-12, atol=0)
+    close(right, torch.tensor([1.0, 2**0.5], dtype=torch.float64) / (1 + 2**0.5))

@@ -38,14 +38,14 @@ class Settings:
     """What the demo trains and how; the defaults are the documented five-seed setting."""
 
     seed: int = 0
-    recipe: Recipe = field(default_factory=lambda: Recipe(learning_rate=1.2e-2, warmup=150, steps=500, stop=400))
+    recipe: Recipe = field(default_factory=lambda: Recipe(learning_rate=1.2e-2, warmup=150, steps=500, stop=300, batch=8))
     vocab_size: int = 2048
     hidden_size: int = 128
     num_attention_heads: int = 4
     num_hidden_layers: int = 2
     metric_intermediate_size: int = 85
-    num_metric_units: int = 16
-    context: int = 128
+    num_metric_units: int = 24
+    context: int = 256
 
     def config(self) -> PldrConfig:
         """The model of these settings."""
