@@ -157,6 +157,15 @@ class PldrPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": PldrDecoderLayer, "attentions": PldrAttention}
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Transformers' ``from_pretrained``; loading switches gradients on everywhere, and a constant stays constant."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, ConstantOperator):
+                module.requires_grad_(False)
+        return loaded
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """The initialization of the published trainings (DESIGN: linear Xavier-uniform, embeddings N(0, 1))."""
@@ -374,7 +383,9 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
             **{CACHE_NAME: outputs[CACHE_NAME] if CACHE_NAME in outputs else None},
         )
 
-    def generate(self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any) -> Any:
+    def generate(
+        self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any
+    ) -> Any:
         """Transformers' ``generate``, which gives a learned operator the cache that it needs.
 
         Args:

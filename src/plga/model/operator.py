@@ -145,13 +145,12 @@ class LearnedOperator(nn.Module):
 class ConstantOperator(nn.Module):
     """One G_LM for every input: the collapsed model, generalized SDPA; with G = I, SDPA itself."""
 
-    curvature: Tensor
-
     def __init__(self, config: PldrConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
-        # A buffer: it is in the checkpoint and follows the device, but no optimizer ever moves it.
-        self.register_buffer("curvature", torch.empty(config.num_attention_heads, config.head_dim, config.head_dim))
+        # A parameter, because serving engines load and shard parameters by name; a constant, so it takes no gradient.
+        shape = (config.num_attention_heads, config.head_dim, config.head_dim)
+        self.curvature = nn.Parameter(torch.empty(shape), requires_grad=False)
 
     def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
         """The constant, [H, d, d], which broadcasts over the batch; the arguments are those of LearnedOperator."""
