@@ -1,5 +1,6 @@
 """A corpus that is on every machine with Python: the sources of its standard library."""
 
+import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ def standard_library() -> Iterator[str]:
         OSError: this Python has no readable sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = [p for p in root.rglob("*.py") if not _LEFT_OUT.intersection(p.relative_to(root).parts)]
+    files = [p for p in root.rglob("*.py") if p.is_file() and not _LEFT_OUT.intersection(p.relative_to(root).parts)]
     if not files:
         raise OSError(f"no Python sources below {root}: the demo trains on the standard library's")
     for file in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
@@ -28,7 +29,9 @@ def standard_library() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE: every text has tokens, and decoding gives the text back.
+    """Train a byte-level BPE: decoding the tokens of any text gives the text back.
+
+    The name of a special token inside a text is text, not that token.
 
     Args:
         texts: the corpus.
@@ -45,6 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
+    bpe.encode_special_tokens = True
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
@@ -60,6 +64,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
         bos_token=bos,
         eos_token=eos,
         model_max_length=context,
+        split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
 
@@ -67,7 +72,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
 def pack(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """All texts as one row of token ids, int64 [N], with the end-of-sequence token after each."""
     encodings = tokenizer.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return torch.cat([torch.tensor([*encoding.ids, tokenizer.eos_token_id]) for encoding in encodings])
+    ids = [token for encoding in encodings for token in (*encoding.ids, tokenizer.eos_token_id)]
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 class Windows:
@@ -77,6 +83,9 @@ class Windows:
         tokens: int64 [N].
         context: S.
         held_out: share of the tokens, at the end, that training never sees.
+
+    Attributes:
+        digest: tells this data from other data.
 
     Raises:
         ValueError: a corpus too short for one window on either side.
@@ -89,16 +98,24 @@ class Windows:
             raise ValueError(
                 f"corpus has {len(tokens)} tokens, too few for training and validation windows of {context}"
             )
+        self.digest = hashlib.sha256(repr((context, held_out)).encode() + tokens.numpy().tobytes()).hexdigest()[:16]
 
     def batch(self, seed: int, step: int, size: int) -> Tensor:
         """Training windows of one step, [size, context + 1]: a function of its arguments alone, so any step of a
         run can be resumed."""
-        return self._draw(self.train, size, torch.Generator().manual_seed(seed * 1_000_003 + step))
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self.train) - self.context, (size,), generator=generator)
+        return self.train[starts[:, None] + torch.arange(self.context + 1)]
 
-    def held_out(self, seed: int, size: int) -> Tensor:
-        """Validation windows, [size, context + 1]."""
-        return self._draw(self.validation, size, torch.Generator().manual_seed(seed))
+    def held_out(self, *sizes: int) -> tuple[Tensor, ...]:
+        """Sets of validation windows, one of each size, [size, context + 1]: no token is in two windows.
 
-    def _draw(self, tokens: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        starts = torch.randint(len(tokens) - self.context, (size,), generator=generator)
-        return tokens[starts[:, None] + torch.arange(self.context + 1)]
+        Raises:
+            ValueError: a corpus too short for so many.
+        """
+        width = self.context + 1
+        count = len(self.validation) // width
+        if sum(sizes) > count:
+            raise ValueError(f"corpus has {count} validation windows of {self.context}, expected >= {sum(sizes)}")
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: sum(sizes)]
+        return self.validation[: count * width].view(count, width)[order].split(sizes)
