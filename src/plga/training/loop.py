@@ -1,12 +1,14 @@
 """A training loop on one process that can be stopped at any time and goes on with the same bits."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from plga.model.atomic import new_file
 from plga.model.modeling import PldrForCausalLM
+from plga.model.pickles import load_tensors
 from plga.training.corpus import Windows
 from plga.training.objective import next_token_loss
 from plga.training.recipe import Recipe
@@ -33,6 +35,7 @@ class Trainer:
         self.optimizer = recipe.optimizer(model)
         self.step = 0
         self.losses: list[float] = []
+        self.extra: dict[str, object] = {}  # what the state resumed from was saved with
         if state_file is not None and state_file.exists():
             self._resume(state_file)
 
@@ -47,12 +50,10 @@ class Trainer:
             batch = self.windows.batch(self.seed, self.step, self.recipe.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.recipe.learning_rate_at(self.step)
-            try:
+            with self.naming_step():
                 loss = next_token_loss(self.model, batch)
-            except FloatingPointError as error:
-                raise FloatingPointError(f"step {self.step}: {error}") from None
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"step {self.step}: the loss is {loss.item()}")
+                if not torch.isfinite(loss):
+                    raise FloatingPointError(f"the loss is {loss.item()}")
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_value_(self.model.parameters(), self.recipe.clip)
@@ -61,43 +62,46 @@ class Trainer:
             self.step += 1
             on_step(self)
 
+    @contextmanager
+    def naming_step(self) -> Iterator[None]:
+        """Put the step into a FloatingPointError of the block."""
+        try:
+            yield
+        except FloatingPointError as error:
+            raise FloatingPointError(f"step {self.step}: {error}") from None
+
     def save(self, **extra: object) -> None:
-        """Write all that the next step depends on, and what ``extra`` names, so that it is there whole or not at all."""
+        """Write all that the next step depends on, and what ``extra`` names, so that it is there whole or not at all.
+
+        Raises:
+            OSError: the disk is full, and whatever else the file system says; the state saved before stays.
+        """
         assert self.state_file is not None
-        self.state_file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.state_file.with_name(self.state_file.name + ".tmp")
         state = {
             "run": self._identity(),
             "step": self.step,
             "losses": self.losses,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),  # of dropout
             "extra": extra,
         }
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.state_file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(self.state_file, overwrite=True) as temporary, temporary.open("wb") as file:
+            torch.save(state, file)
 
     def _identity(self) -> str:
-        return f"{self.recipe} seed={self.seed} {self.model.config.to_json_string()}"
+        return f"{self.recipe} seed={self.seed} data={self.windows.digest} {self.model.config.to_json_string()}"
 
     def _resume(self, state_file: Path) -> None:
         try:
-            state = torch.load(state_file, weights_only=True)
-            run, self.extra = state["run"], state["extra"]
-        except Exception as error:  # torch.load raises whatever the bytes provoke
-            raise ValueError(f"{state_file} is not a training state ({type(error).__name__}): remove it") from error
-        if run != self._identity():
+            state = load_tensors(state_file)
+        except ValueError as error:
+            raise ValueError(f"{error}; it was to be resumed from: remove it to start anew") from error
+        if not isinstance(state, dict) or state.get("run") != self._identity():
             raise ValueError(
-                f"{state_file} is the state of a run with other settings: remove it or choose another --out"
+                f"{state_file}: not the state of a run with these settings and data; remove it or choose another place"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.losses = state["step"], state["losses"]
-
-    extra: dict[str, object] = {}
+        torch.set_rng_state(state["random"])
+        self.step, self.losses, self.extra = state["step"], state["losses"], state["extra"]

@@ -39,6 +39,8 @@ class Recipe:
             raise ValueError(f"stop is {self.stop}, expected 1 <= stop <= steps = {self.steps}")
         if self.batch < 1:
             raise ValueError(f"batch is {self.batch}, expected >= 1")
+        if not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}, expected > 0")
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of step 0, 1, ..."""
