@@ -28,8 +28,6 @@ from plga.training.recipe import Recipe
 COLLAPSED = 1e-4  # G fluctuation below which a run is called collapsed
 _EVALUATE_EVERY = 25
 _SAVE_EVERY = 100
-# Validation windows: on PROBE the checkpoint is chosen, on REPORT it is measured, so nothing reported was selected.
-_PROBE, _REPORT, _PROMPTS = 1, 2, 3
 _WINDOWS, _PROMPT_COUNT, _PROMPT_LENGTH, _NEW_TOKENS = 16, 8, 32, 64
 
 
@@ -109,21 +107,22 @@ def run(
     on_stage(f"training: {settings.recipe.stop} steps of {settings.recipe.batch} x {settings.context} tokens")
     torch.manual_seed(settings.seed)
     model = PldrForCausalLM(settings.config())
+    # On the probe the checkpoint is chosen, on the other windows it is measured, so nothing reported was selected.
+    probe, measured_on, prompts = windows.held_out(_WINDOWS, _WINDOWS, _PROMPT_COUNT)
     trainer = Trainer(model, windows, settings.recipe, settings.seed, state_file)
-    history, chosen = _train(trainer, windows.held_out(_PROBE, _WINDOWS)[:, :-1], on_step)
+    history, chosen = _train(trainer, probe[:, :-1], on_step)
     clock.lap("training")
 
     on_stage(f"measuring the checkpoint of step {chosen.step} on other windows")
     model.eval()
-    held_out = windows.held_out(_REPORT, _WINDOWS)
-    deductive = deductive_outputs(model, held_out[:, :-1])
-    frozen, _ = freeze_on(model, windows.held_out(_PROBE, _WINDOWS)[:, :-1])
+    deductive = deductive_outputs(model, measured_on[:, :-1])
+    frozen, _ = freeze_on(model, probe[:, :-1])
     with torch.no_grad():
         losses = {
-            "learned": float(next_token_loss(model, held_out)),
-            "constant": float(next_token_loss(frozen, held_out)),
+            "learned": float(next_token_loss(model, measured_on)),
+            "constant": float(next_token_loss(frozen, measured_on)),
         }
-    decoding = _decode(model, frozen, windows.held_out(_PROMPTS, _PROMPT_COUNT)[:, :_PROMPT_LENGTH])
+    decoding = _decode(model, frozen, prompts[:, :_PROMPT_LENGTH])
     clock.lap("measuring")
 
     fluctuations = {name: fluctuation(x) for name, x in _named(deductive)}
@@ -160,13 +159,16 @@ def _train(
     history = [Evaluation(*row) for row in trainer.extra.get("history", [])]  # type: ignore[attr-defined]
     best_weights = trainer.extra.get("best")
     for _ in range(trainer.step, trainer.recipe.stop, _EVALUATE_EVERY):
-        trainer.run(trainer.step + _EVALUATE_EVERY, lambda t: on_step(t, history[-1] if history else None))
-        recent = trainer.losses[-_EVALUATE_EVERY:]
+        last = trainer.step
+        trainer.run(last + _EVALUATE_EVERY, lambda t: on_step(t, history[-1] if history else None))
+        with trainer.naming_step():
+            curvature = deductive_outputs(trainer.model, probe).curvature
+        recent = trainer.losses[last:]
         evaluation = Evaluation(
             trainer.step,
             sum(recent) / len(recent),
             trainer.recipe.learning_rate_at(trainer.step - 1),
-            fluctuation(deductive_outputs(trainer.model, probe).curvature),
+            fluctuation(curvature),
         )
         history.append(evaluation)
         if best_weights is None or evaluation.order_parameter <= min(e.order_parameter for e in history):
