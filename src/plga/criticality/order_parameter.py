@@ -28,8 +28,10 @@ def deductive_outputs(model: PldrForCausalLM, input_ids: Tensor) -> Deductive:
         raise ValueError("the operator of this model is constant, expected learned: a constant does not fluctuate")
     training = model.training
     model.eval()
-    layers = model.model(input_ids=input_ids, use_cache=False, output_deductive=True).deductive
-    model.train(training)
+    try:
+        layers = model.model(input_ids=input_ids, use_cache=False, output_deductive=True).deductive
+    finally:
+        model.train(training)
     return Deductive(*(torch.stack(tensors, dim=1) for tensors in zip(*layers, strict=True)))
 
 
@@ -40,10 +42,16 @@ def fluctuation(outputs: Tensor) -> float:
         outputs: one deductive output over N inputs, [N, ...]; all other axes are pooled.
 
     Raises:
-        ValueError: fewer than two inputs.
+        ValueError: fewer than two inputs, or a non-finite entry.
     """
     if outputs.dim() < 2 or outputs.shape[0] < 2:
         raise ValueError(f"outputs is {tuple(outputs.shape)}, expected [N, ...] with N >= 2 inputs")
+    if not bool(torch.isfinite(outputs).all()):
+        raise ValueError(f"outputs is {tuple(outputs.shape)} with non-finite entries, expected finite entries")
+    # In units of the largest entry, so that no square overflows or vanishes; from the first input, so that what does
+    # not depend on the input gives exactly 0.
     x = outputs.double()
+    x = x / x.abs().amax().clamp(min=torch.finfo(x.dtype).tiny)
+    shift = x - x[0]
     norm = x.square().mean().sqrt()
-    return float((x - x.mean(dim=0)).square().mean().sqrt() / norm) if norm > 0 else 0.0
+    return float((shift - shift.mean(dim=0)).square().mean().sqrt() / norm) if norm > 0 else 0.0
