@@ -17,7 +17,7 @@ def freeze(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
 
     Args:
         model: with any operator.
-        curvature: G_LM, [L, H, d, d], finite.
+        curvature: G_LM, [L, H, d, d], finite in the dtype of ``model``.
 
     Returns:
         A model with ``config.operator == "constant"``, on the device and in the dtype of ``model``.
@@ -30,15 +30,17 @@ def freeze(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
     shape = (config.num_hidden_layers, config.num_attention_heads, config.head_dim, config.head_dim)
     if tuple(curvature.shape) != shape:
         raise ValueError(f"curvature is {tuple(curvature.shape)}, expected {shape}: [L, H, d, d] of the model")
-    if not bool(torch.isfinite(curvature).all()):
-        raise ValueError(f"curvature is {tuple(curvature.shape)} with non-finite entries, expected finite entries")
-    frozen = type(model)(config).to(device=model.device, dtype=model.dtype)
-    kept = {name: tensor for name, tensor in model.state_dict().items() if ".operator." not in name}
-    frozen.load_state_dict(kept, strict=False)
-    operators = [module for module in frozen.modules() if isinstance(module, ConstantOperator)]
-    with torch.no_grad():
-        for operator, constant in zip(operators, curvature, strict=True):
-            operator.curvature.copy_(constant)
+    constants = curvature.detach().to(model.device, model.dtype)
+    if not bool(torch.isfinite(constants).all()):
+        raise ValueError(f"curvature is {shape} with non-finite entries in {model.dtype}, expected finite entries")
+    with torch.device("meta"):  # every tensor comes from the model: none is drawn, nor any random number spent
+        frozen = type(model)(config)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".operator." not in name}
+    operators = [name for name, module in frozen.named_modules() if isinstance(module, ConstantOperator)]
+    tensors |= {f"{name}.curvature": g.clone() for name, g in zip(operators, constants, strict=True)}
+    frozen.load_state_dict(tensors, assign=True)
+    if model.can_generate():
+        frozen.generation_config = copy.deepcopy(model.generation_config)
     return frozen.train(model.training)
 
 
