@@ -6,7 +6,7 @@ from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 
 _PARTS = (
-    ("embedding", "model.embed_"),
+    ("embedding", "model.embed_tokens."),
     ("metric learner", ".operator.learner."),
     ("power law (W, b_W, P, a, b_a)", ".operator."),
     ("attention projections", ".self_attn."),
