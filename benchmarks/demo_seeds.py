@@ -1,0 +1,45 @@
+"""Run the demo with five seeds and print the table of docs/demo.md: python benchmarks/demo_seeds.py [FOLDER].
+
+A seed whose demo.json is in the folder already is not run again.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SEEDS = range(5)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/seeds")
+    print(
+        "| seed | step | G_LM fluctuation | validation loss, learned / constant | tokens equal, prompt / constant | "
+        "largest deviation / smallest margin | constant against recompute |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for seed in SEEDS:
+        out = folder / str(seed)
+        if not (out / "demo.json").exists():
+            command = [Path(sys.executable).with_name("plga"), "demo", "--seed", str(seed), "--out", str(out)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        print(row(seed, json.loads((out / "demo.json").read_text(encoding="utf-8"))), flush=True)
+
+
+def row(seed: int, report: dict) -> str:
+    losses, decoding = report["validation_loss"], report["decoding"]
+    prompt, constant = decoding["modes"]["prompt"], decoding["modes"]["constant"]
+    cells = (
+        seed,
+        report["chosen"]["step"],
+        f"{report['fluctuation']['G_LM']:.1e}",
+        f"{losses['learned']:.3f} / {losses['constant']:.3f}",
+        f"{prompt['agreeing']} / {constant['agreeing']} of {constant['total']}",
+        f"{constant['largest_deviation']:.1e} / {decoding['smallest_margin']:.1e}",
+        f"{constant['speedup']:.1f}x",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    main()
