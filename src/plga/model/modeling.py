@@ -399,7 +399,9 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
         def setting(name: str) -> Any:
             return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
 
-        given = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
+        # Either name, here too; this Transformers' own goes on.
+        names = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
+        given = next((cache for cache in names if cache is not None), None)
         cache = given if given is not None else PldrCache(self.config, operator_mode)
         mode = getattr(cache, "mode", "constant")  # any other cache keeps keys and values only
         if operator_mode not in (None, mode):
@@ -408,7 +410,7 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
             raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
         if mode == "prompt" and setting("prefill_chunk_size") is not None:
             raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
-        if given is None and mode != "constant" and setting("use_cache") is not False:
+        if given is not None or (mode != "constant" and setting("use_cache") is not False):
             kwargs[CACHE_NAME] = cache
         return super().generate(inputs, *args, **kwargs)
 
