@@ -36,7 +36,7 @@ class Settings:
     """What the demo trains and how; the defaults are the documented five-seed setting."""
 
     seed: int = 0
-    recipe: Recipe = field(default_factory=lambda: Recipe(learning_rate=1.2e-2, warmup=150, steps=500, stop=300, batch=8))
+    recipe: Recipe = field(default_factory=lambda: Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8))
     vocab_size: int = 2048
     hidden_size: int = 128
     num_attention_heads: int = 4
