@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
@@ -16,13 +15,16 @@ from transformers.utils import logging
 
 from plga.model.atomic import new_directory, new_file
 from plga.model.configuration import PldrConfig
+from plga.model.files import first, read_json, read_safetensors
 from plga.model.modeling import PldrForCausalLM
-from plga.model.names import to_released
+from plga.model.names import from_released, to_released
 from plga.model.pickles import load_tensors
 from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY, infer
-from plga.model.released import UNKNOWN, VALUES, PldrllmConfig, from_published, to_published
+from plga.model.released import VALUES, PldrllmConfig, from_published, to_published
+from plga.model.released_models import PldrllmForCausalLM
 
 logger = logging.get_logger(__name__)
+AnyModel = TypeVar("AnyModel", PldrForCausalLM, PldrllmForCausalLM)
 
 
 def load_model(
@@ -41,18 +43,33 @@ def load_model(
             non-floating tensors, are named. Nothing is loaded half.
         OSError: missing or unreadable.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or directory, expected a checkpoint")
+    path = _existing(path)
     config, tensors, published = _read_directory(path) if path.is_dir() else _read_pth(path)
     if max_positions is not None:
         if max_positions < 1:
             raise ValueError(f"max_positions is {max_positions}, expected >= 1")
         config.max_position_embeddings = max_positions
-    model = _fill(config, tensors, dtype, path, published)
-    if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    return model
+    return _fill(PldrForCausalLM, config, tensors, dtype, path, published)
+
+
+def load_released(path: str | Path, dtype: torch.dtype | None = torch.float32) -> PldrllmForCausalLM:
+    """Load a directory in the published Transformers format with all that it holds, so that saving gives it back.
+
+    As AutoModelForCausalLM does, but strictly. ``load_model`` instead gives the model in our format.
+
+    Args:
+        path: directory with ``model_type: pldrllm``.
+        dtype: as for ``load_model``.
+
+    Raises:
+        ValueError, OSError: as ``load_model``.
+    """
+    path = _existing(path)
+    config = _read_config(path)
+    if not isinstance(config, PldrllmConfig):
+        raise ValueError(f"{path / 'config.json'}: model_type is {config.model_type!r}, expected 'pldrllm'")
+    tensors = {from_released(key): tensor for key, tensor in _checked(path, read_safetensors(path)).items()}
+    return _fill(PldrllmForCausalLM, config, tensors, dtype, path, published=True)
 
 
 def save_model(
@@ -122,63 +139,77 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _fill(
-    config: PldrConfig, tensors: dict[str, Tensor], dtype: torch.dtype | None, path: Path, published: bool
-) -> PldrForCausalLM:
+    kind: type[AnyModel],
+    config: PldrConfig,
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype | None,
+    path: Path,
+    published: bool,
+) -> AnyModel:
     """The model with these tensors, once each of them has proved to be what the configuration expects."""
     with no_init_weights(), torch.device("meta"):
-        model = PldrForCausalLM(config)
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        model = kind(config)
+    expected = model.state_dict()
 
     def spelled(name: str) -> str:
-        if name.startswith(UNKNOWN):
-            return name.removeprefix(UNKNOWN)
         if not published:
             return name
         return VALUES if name.endswith(".operator.curvature") else to_released(name)
 
-    wrong = [
-        f"{spelled(name)} is {list(tensor.shape)}, expected {list(expected[name])}"
-        for name, tensor in tensors.items()
-        if name in expected and tensor.shape != expected[name]
-    ]
-    wrong += [
-        f"{spelled(name)} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point"
-        for name, tensor in tensors.items()
-        if not tensor.is_floating_point()
-    ]
+    both = [(spelled(name), tensor, expected[name]) for name, tensor in tensors.items() if name in expected]
     problems = {
-        "missing": list(dict.fromkeys(spelled(name) for name in expected if name not in tensors)),
-        "unexpected": list(dict.fromkeys(spelled(name) for name in tensors if name not in expected)),
-        "wrong": wrong,
+        "missing": [spelled(name) for name in expected if name not in tensors],
+        "unexpected": [spelled(name) for name in tensors if name not in expected],
+        "wrong": [
+            f"{name} is {list(tensor.shape)}, expected {list(model_tensor.shape)}"
+            for name, tensor, model_tensor in both
+            if tensor.shape != model_tensor.shape
+        ]
+        + [
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point"
+            for name, tensor, model_tensor in both
+            if model_tensor.is_floating_point() and not tensor.is_floating_point()
+        ],
     }
     if any(problems.values()):
         raise ValueError(
-            f"{path}: " + "; ".join(f"{kind}: {_first(names)}" for kind, names in problems.items() if names)
+            f"{path}: " + "; ".join(f"{kind}: {first(names)}" for kind, names in problems.items() if names)
         )
     # Copies: tensors of a safetensors file are views of the file itself, which may change while the model lives.
-    model.load_state_dict({name: tensor.to(dtype=dtype, copy=True) for name, tensor in tensors.items()}, assign=True)
+    copies = {
+        name: tensor.to(dtype=dtype if tensor.is_floating_point() else None, copy=True)
+        for name, tensor in tensors.items()
+    }
+    model.load_state_dict(copies, assign=True)
     model.config.dtype = model.dtype
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
     return model.eval()
 
 
-def _first(names: list[str], count: int = 3) -> str:
-    rest = len(names) - count
-    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or directory, expected a checkpoint")
+    return path
 
 
 def _read_directory(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
     """Configuration, tensors by our name, and whether the directory spells them the published way."""
+    config, tensors = _read_config(path), read_safetensors(path)
+    if isinstance(config, PldrllmConfig):
+        return config.to_plga(), _ours(path, tensors), True
+    return config, tensors, False
+
+
+def _read_config(path: Path) -> PldrConfig:
     file = path / "config.json"
-    settings = _read_json(file, "a checkpoint directory has one")
+    settings = read_json(file, "a checkpoint directory has one")
     kinds = {PldrConfig.model_type: PldrConfig, PldrllmConfig.model_type: PldrllmConfig}
     kind = kinds.get(str(settings.get("model_type")))
     if kind is None:
         raise ValueError(f"{file}: model_type is {settings.get('model_type')!r}, expected one of {', '.join(kinds)}")
-    config = _configure(file, kind, settings)
-    tensors = _read_safetensors(path)
-    if not isinstance(config, PldrllmConfig):
-        return config, tensors, False
-    return config.to_plga(), _rename(path, tensors), True
+    return _configure(file, kind, settings)
 
 
 def _configure(file: Path, kind: type[PldrConfig], settings: dict[str, Any]) -> PldrConfig:
@@ -189,57 +220,22 @@ def _configure(file: Path, kind: type[PldrConfig], settings: dict[str, Any]) -> 
         raise ValueError(f"{file}: {str(error).splitlines()[-1].strip().removeprefix('ValueError: ')}") from error
 
 
-def _read_json(file: Path, why: str) -> dict[str, Any]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file, but {why}")
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file}: truncated, or not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{file}: holds {type(settings).__name__}, expected a JSON object")
-    return settings
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of ``model.safetensors``, or of the files that its index names."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        return _read_safetensors_file(path / "model.safetensors")
-    weight_map = _read_json(index, "the weights are sharded").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(n, str) and Path(n).name == n for n in weight_map.values()
-    ):
-        raise ValueError(f"{index}: expected weight_map, from tensor names to files of this directory")
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(set(weight_map.values())):
-        shard = _read_safetensors_file(path / name)
-        promised = {key for key, file in weight_map.items() if file == name}
-        if shard.keys() != promised:
-            raise ValueError(
-                f"{path / name}: differs from {index.name} in {_first(sorted(shard.keys() ^ promised))}; expected alike"
-            )
-        tensors |= shard
+def _checked(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, by published names all."""
+    unknown = [key for key in tensors if to_released(from_released(key)) != key]
+    if unknown:
+        raise ValueError(f"{path}: unexpected: {first(unknown)}")
     return tensors
 
 
-def _read_safetensors_file(file: Path) -> dict[str, Tensor]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file, expected the tensors of the checkpoint")
+def _ours(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a published checkpoint by our names."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: truncated, or not a safetensors file ({error})") from error
-
-
-def _rename(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    try:
-        ours, unread = from_published(tensors)
+        ours, unread = from_published(_checked(path, tensors))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
     if unread:
-        logger.warning("%s: left out the two slots of %s beside G_LM, which no computation reads", path, VALUES)
+        logger.warning(f"{path}: left out the two slots of {VALUES} beside G_LM, which no computation reads")
     return ours
 
 
@@ -252,7 +248,7 @@ def _read_pth(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
     shape = infer(path, state)
     hparams = path.with_suffix(".hparams.json")
     if hparams.is_file():
-        said = _read_json(hparams, "the checkpoint has one")
+        said = read_json(hparams, "the checkpoint has one")
         shape["max_seq_len"] = said.get("max_seq_len", PUBLISHED_CONTEXT)
         for name in shape.keys() & said.keys():
             if said[name] != shape[name]:
@@ -262,4 +258,4 @@ def _read_pth(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
         # Its tokenizer is not the published one, so which ids are special is not known here.
         fields |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     fields["operator"] = "constant" if VALUES in state else "learned"
-    return _configure(path, PldrConfig, fields), _rename(path, state), True
+    return _configure(path, PldrConfig, fields), _ours(path, state), True

@@ -25,6 +25,9 @@ PIECES = (
     (".gluw2.", ".up_proj."),
     (".gluw3.", ".down_proj."),
     ("final_layer.", "lm_head."),
+    # Where the operator is constant, as the classes in released_models.py hold it.
+    ("decoder.past_G_values_status", "model.past_G_values_status"),
+    ("decoder.past_G_values", "model.past_G_values"),
 )
 
 

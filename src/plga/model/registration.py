@@ -7,8 +7,10 @@ from wrapt import register_post_import_hook
 
 def _register_configs(auto: object) -> None:
     from plga.model.configuration import PldrConfig
+    from plga.model.released import PldrllmConfig
 
-    auto.CONFIG_MAPPING.register(PldrConfig.model_type, PldrConfig, exist_ok=True)  # type: ignore[attr-defined]
+    for config in (PldrConfig, PldrllmConfig):
+        auto.CONFIG_MAPPING.register(config.model_type, config, exist_ok=True)  # type: ignore[attr-defined]
 
 
 def register_when_imported() -> None:
@@ -27,14 +29,29 @@ def register_models() -> None:
         AutoModelForTokenClassification,
     )
 
-    from plga.model import modeling
+    from plga.model import modeling, released_models
     from plga.model.configuration import PldrConfig
+    from plga.model.released import PldrllmConfig
 
-    for auto, model in (
-        (AutoModel, modeling.PldrModel),
-        (AutoModelForCausalLM, modeling.PldrForCausalLM),
-        (AutoModelForSequenceClassification, modeling.PldrForSequenceClassification),
-        (AutoModelForTokenClassification, modeling.PldrForTokenClassification),
-        (AutoModelForQuestionAnswering, modeling.PldrForQuestionAnswering),
+    for auto, model, released in (
+        (AutoModel, modeling.PldrModel, released_models.PldrllmModel),
+        (AutoModelForCausalLM, modeling.PldrForCausalLM, released_models.PldrllmForCausalLM),
+        (
+            AutoModelForSequenceClassification,
+            modeling.PldrForSequenceClassification,
+            released_models.PldrllmForSequenceClassification,
+        ),
+        (
+            AutoModelForTokenClassification,
+            modeling.PldrForTokenClassification,
+            released_models.PldrllmForTokenClassification,
+        ),
+        (
+            AutoModelForQuestionAnswering,
+            modeling.PldrForQuestionAnswering,
+            released_models.PldrllmForQuestionAnswering,
+        ),
     ):
         auto.register(PldrConfig, model, exist_ok=True)
+        auto.register(PldrllmConfig, released, exist_ok=True)
+    released_models.register_names()

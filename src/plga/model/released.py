@@ -14,8 +14,6 @@ STATUS = "decoder.past_G_values_status"
 CURVATURE = "model.layers.{}.self_attn.operator.curvature"
 # Where G_LM lies on axis 1 of VALUES, [L, 3, 1, H, d, d]. No computation reads the other two slots.
 SLOT = 2
-# Marks a key that is no published name.
-UNKNOWN = "unknown:"
 
 _RENAMED = {
     "A_dff": "metric_intermediate_size",
@@ -148,7 +146,6 @@ def from_published(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]
 
     Returns:
         Tensors by our name, G_LM as [H, d, d] a layer, and whether the two slots beside G_LM hold any non-zero value.
-        A key that is no published name keeps a mark that no model has, so that it counts as unexpected.
 
     Raises:
         ValueError: ``decoder.past_G_values`` of another shape.
@@ -162,8 +159,7 @@ def from_published(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]
             unread = bool(tensor[:, :SLOT].any())
             ours |= {CURVATURE.format(i): values[SLOT, 0].contiguous() for i, values in enumerate(tensor)}
         elif key != STATUS:
-            name = from_released(key)
-            ours[name if to_released(name) == key else f"{UNKNOWN}{key}"] = tensor
+            ours[from_released(key)] = tensor
     return ours, unread
 
 
@@ -174,15 +170,21 @@ def to_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors: by our name, G_LM as [H, d, d] a layer.
 
     Returns:
-        Tensors by published name. The two slots beside G_LM are zero and the status is True in every layer.
+        Tensors by published name.
     """
-    layers = sorted(
-        (int(name.split(".")[2]), tensor) for name, tensor in tensors.items() if name.endswith(".operator.curvature")
-    )
-    published = {to_released(n): t for n, t in tensors.items() if not n.endswith(".operator.curvature")}
-    if layers:
-        curvature = torch.stack([tensor for _, tensor in layers])
-        values = curvature.new_zeros(len(layers), 3, 1, *curvature.shape[1:])
-        values[:, SLOT, 0] = curvature
-        published |= {VALUES: values, STATUS: torch.ones(len(layers), dtype=torch.bool)}
+    constants = {name: tensor for name, tensor in tensors.items() if name.endswith(".operator.curvature")}
+    published = {to_released(name): tensor for name, tensor in tensors.items() if name not in constants}
+    if constants:
+        published[VALUES], published[STATUS] = stack([constants[CURVATURE.format(i)] for i in range(len(constants))])
     return published
+
+
+def stack(curvatures: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """``past_G_values``, [L, 3, 1, H, d, d], and its status, [L], from G_LM, [H, d, d], of every layer.
+
+    The two slots beside G_LM are zero and the status is True.
+    """
+    curvature = torch.stack(curvatures)
+    values = curvature.new_zeros(len(curvatures), 3, 1, *curvature.shape[1:])
+    values[:, SLOT, 0] = curvature
+    return values, torch.ones(len(curvatures), dtype=torch.bool)
