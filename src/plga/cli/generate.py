@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
     from plga.model.modeling import PldrForCausalLM
@@ -25,11 +26,11 @@ def command(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
-    temperature: Annotated[float, typer.Option(help="With --sample: temperature, > 0.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="With --sample: temperature.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="With --sample: among the k likeliest; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="With --sample: smallest set of this probability.")] = 1.0,
     repetition_penalty: Annotated[float, typer.Option(help="1: none.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="With --sample: seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="With --sample: seed.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer, if the checkpoint has none beside it.")] = None,
     calibration: Annotated[
         Path | None,
@@ -42,12 +43,15 @@ def command(
     """Continue a text with a PLDR-LLM and stream what it writes."""
     if not prompt:
         raise ValueError("--prompt is empty, expected at least one token of text")
-    if not temperature > 0:
-        raise ValueError(f"--temperature is {temperature}, expected > 0")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("--prompt is not valid UTF-8")
+    # Beyond these bounds logits of an ordinary size overflow.
+    if not 1e-6 <= temperature <= 1e6:
+        raise ValueError(f"--temperature is {temperature:g}, expected in [1e-6, 1e6]")
     if not 0 < top_p <= 1:
-        raise ValueError(f"--top-p is {top_p}, expected in (0, 1]")
-    if not repetition_penalty > 0:
-        raise ValueError(f"--repetition-penalty is {repetition_penalty}, expected > 0")
+        raise ValueError(f"--top-p is {top_p:g}, expected in (0, 1]")
+    if not 1e-6 <= repetition_penalty <= 1e6:
+        raise ValueError(f"--repetition-penalty is {repetition_penalty:g}, expected in [1e-6, 1e6]")
     if mode not in (None, "recompute", "prompt", "constant"):
         raise ValueError(f"--mode is {mode!r}, expected one of recompute, prompt, constant")
 
@@ -58,7 +62,7 @@ def command(
     from plga.model.tokenizer import load_tokenizer
 
     model = load_model(checkpoint)
-    text = load_tokenizer(tokenizer or checkpoint)
+    text = load_tokenizer(tokenizer or checkpoint, model.config.vocab_size)
     ids = text(prompt, return_tensors="pt", add_special_tokens=False).input_ids
     context = model.config.max_position_embeddings
     room = context - ids.shape[1]
@@ -79,9 +83,17 @@ def command(
         max_new_tokens=min(room, max_new_tokens),
         do_sample=sample,
         repetition_penalty=repetition_penalty,
+        logits_processor=[_require_finite],
         streamer=TextStreamer(text, skip_special_tokens=True),
         **({"temperature": temperature, "top_k": top_k, "top_p": top_p} if sample else {}),
     )
+
+
+def _require_finite(input_ids: "Tensor", logits: "Tensor") -> "Tensor":
+    """Stop on a NaN, which greedy decoding would take for the largest logit."""
+    if bool(logits.isnan().any()):
+        raise FloatingPointError(f"the logits after {input_ids.shape[1]} tokens are not finite")
+    return logits
 
 
 def _frozen(
@@ -93,7 +105,11 @@ def _frozen(
     from plga.collapse.freeze import freeze_on
 
     file = calibration or Path(argparse.__file__)
-    ids = tokenizer(file.read_text(encoding="utf-8"), return_tensors="pt", add_special_tokens=False).input_ids[0]
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    ids = tokenizer(content, return_tensors="pt", add_special_tokens=False).input_ids[0]
     length = min(model.config.max_position_embeddings, len(ids) // 2)
     if length < 1:
         raise ValueError(f"{file} has {len(ids)} tokens, expected at least 2 to freeze the operator on")
