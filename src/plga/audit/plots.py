@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")  # a file, on machines without a screen too
-from matplotlib import pyplot as plt  # noqa: E402  (the backend is chosen before pyplot is imported)
+from matplotlib import pyplot as plt  # after the backend is chosen
 
 
 def training_curve(history: Sequence[dict[str, Any]], chosen_step: int, threshold: float, file: Path) -> None:
@@ -31,5 +31,7 @@ def training_curve(history: Sequence[dict[str, Any]], chosen_step: int, threshol
         axes.axvline(chosen_step, color="gray", linestyle="--", label=f"chosen checkpoint (step {chosen_step})")
         axes.grid(alpha=0.3)
     bottom.legend()
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    try:
+        figure.savefig(file, format="png", dpi=120)
+    finally:
+        plt.close(figure)

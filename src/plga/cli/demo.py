@@ -15,7 +15,9 @@ def command(
     out: Annotated[Path, typer.Option(help="Folder for the checkpoints, the picture and demo.json.")] = Path(
         "runs/demo"
     ),
-    seed: Annotated[int, typer.Option(help="Seed of the initialization and of the data order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the initialization and of the data order.")
+    ] = 0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Maximum learning rate; 1e-3 shows a run that does not collapse.")
     ] = None,
@@ -33,6 +35,7 @@ def command(
 
     from plga.audit import demo
     from plga.audit.plots import training_curve
+    from plga.model.atomic import new_file
     from plga.model.checkpoint import save_model
 
     settings = demo.Settings(seed=seed)
@@ -65,15 +68,16 @@ def command(
         outcome = demo.run(settings, state_file, lambda stage: console.print(f"[bold]{stage}[/bold]"), on_step)
     report = outcome.report
     for name, model in (("learned", outcome.model), ("collapsed", outcome.frozen)):
-        save_model(model, out / name, overwrite=True)
-        outcome.tokenizer.save_pretrained(out / name)
-    training_curve(report["training"], report["chosen"]["step"], demo.COLLAPSED, out / "demo.png")
-    (out / "demo.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+        save_model(model, out / name, overwrite=True, tokenizer=outcome.tokenizer)
+    with new_file(out / "demo.png", overwrite=True) as file:
+        training_curve(report["training"], report["chosen"]["step"], demo.COLLAPSED, file)
+    with new_file(out / "demo.json", overwrite=True) as file:
+        file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     state_file.unlink(missing_ok=True)
     _print_report(report, console)
-    console.print(f"checkpoints  {out}/learned  {out}/collapsed", highlight=False)
-    console.print(f"picture      {out}/demo.png", highlight=False)
-    console.print(f"all figures  {out}/demo.json", highlight=False)
+    console.print(f"checkpoints  {out}/learned  {out}/collapsed", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"picture      {out}/demo.png", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"all figures  {out}/demo.json", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_report(report: dict[str, Any], console: "Console") -> None:

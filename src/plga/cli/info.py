@@ -13,6 +13,7 @@ def command(
 ) -> None:
     """Architecture, parameters by part, operator, and memory by context length of a checkpoint."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from plga.model.checkpoint import load_model
@@ -22,7 +23,7 @@ def command(
     config = model.config
     console = Console(highlight=False)
 
-    architecture = Table(title=str(checkpoint), show_header=False)
+    architecture = Table(title=escape(str(checkpoint)), show_header=False)
     operator = config.operator if config.operator == "learned" else f"constant ({config.constant})"
     modes = "recompute, prompt, constant (frozen on a text)" if config.operator == "learned" else "constant"
     for name, value in (
