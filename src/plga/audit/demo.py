@@ -5,7 +5,7 @@ import copy
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Settings:
     """What the demo trains and how; the defaults are the documented five-seed setting."""
 
     seed: int = 0
-    recipe: Recipe = field(default_factory=lambda: Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8))
+    recipe: Recipe = Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8)
     vocab_size: int = 2048
     hidden_size: int = 128
     num_attention_heads: int = 4
@@ -176,7 +176,7 @@ def _train(
         if trainer.step % _SAVE_EVERY == 0:
             trainer.save(history=[tuple(e) for e in history], best=best_weights)
     assert best_weights is not None
-    trainer.model.load_state_dict(best_weights)  # type: ignore[arg-type]
+    trainer.model.load_state_dict(best_weights)
     return history, min(reversed(history), key=lambda e: e.order_parameter)
 
 

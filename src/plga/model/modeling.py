@@ -129,6 +129,7 @@ class PldrDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = PldrAttention(config, layer_idx)
         self.self_attn_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        assert config.intermediate_size is not None  # the configuration filled it in
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.mlp_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
@@ -380,7 +381,7 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             deductive=outputs.deductive,
-            **{CACHE_NAME: outputs[CACHE_NAME] if CACHE_NAME in outputs else None},
+            **{CACHE_NAME: outputs.get(CACHE_NAME)},
         )
 
     def generate(
