@@ -31,7 +31,7 @@ class PldrConfig(PreTrainedConfig):
         rope_interleaved: pairs (2a, 2a+1), as published with ``reference_rope: true``; False: pairs (a, a + d/2).
         operator: ``learned`` builds G_LM from the input; ``constant`` keeps one tensor a layer in the checkpoint.
         constant: which constant: ``identity`` (SDPA), ``random`` (entries N(0, 1/d), seeded), ``external`` (set by
-            a checkpoint or by hand; NaN until then, so that a forgotten one shows).
+            a checkpoint or by hand; NaN until then, which the model refuses).
         constant_seed: of ``random``.
         operator_mode: how a learned operator generates unless told otherwise: ``recompute`` (online contract) or
             ``prompt`` (G kept from the prompt, the published G-cache).

@@ -23,6 +23,21 @@ class DeductiveOutputs(NamedTuple):
     curvature: Tensor
 
 
+def require_finite(outputs: DeductiveOutputs, layer_idx: int) -> None:
+    """Raise FloatingPointError on a non-finite entry, naming the first tensor that has one, its layer and its heads.
+
+    All four are looked at: an infinite A_LM under a negative exponent gives a finite G_LM. And attention does not show
+    it later: a fused kernel may take a NaN score for a masked one and return zeros.
+    """
+    named = {name: t for name, t in zip(("A", "A_LM", "A_P", "G_LM"), outputs, strict=True) if t is not None}
+    # One row a tensor, one column a head, so that the device is asked once.
+    broken = torch.stack([~t.isfinite().all(dim=(-2, -1)).reshape(-1, t.shape[-3]).all(dim=0) for t in named.values()])
+    if bool(broken.any()):
+        first = int(broken.any(dim=1).nonzero()[0])
+        heads = broken[first].nonzero().flatten().tolist()
+        raise FloatingPointError(f"{list(named)[first]} of layer {layer_idx} is not finite in heads {heads}")
+
+
 class Linear(nn.Linear):
     """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights."""
 
@@ -115,19 +130,10 @@ class LearnedOperator(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             outputs = self.build(q.to(torch.promote_types(q.dtype, torch.float32)), token_mask)
         if not torch.compiler.is_compiling():
-            self._require_finite(outputs)
+            require_finite(outputs, self.layer_idx)
         if cache is not None:
             cache.keep_curvature(outputs.curvature, self.layer_idx)
         return outputs
-
-    def _require_finite(self, outputs: DeductiveOutputs) -> None:
-        # All four: an infinite A_LM under a negative exponent gives a finite G_LM. One question to the device.
-        broken = torch.stack([~t.isfinite().all(dim=(-2, -1)).all(dim=0) for t in outputs if t is not None])
-        if bool(broken.any()):
-            first = int(broken.any(dim=1).nonzero()[0])
-            heads = broken[first].nonzero().flatten().tolist()
-            name = ("A", "A_LM", "A_P", "G_LM")[first]
-            raise FloatingPointError(f"{name} of layer {self.layer_idx} is not finite in heads {heads}")
 
     def build(self, q: Tensor, token_mask: Tensor | None) -> DeductiveOutputs:
         """A, A_LM, A_P and G_LM from queries [B, H, S, d], in the dtype of ``q``."""
@@ -148,10 +154,19 @@ class ConstantOperator(nn.Module):
     def __init__(self, config: PldrConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
+        self.seen_finite = False
         # A parameter, because serving engines load and shard parameters by name; a constant, so it takes no gradient.
         shape = (config.num_attention_heads, config.head_dim, config.head_dim)
         self.curvature = nn.Parameter(torch.empty(shape), requires_grad=False)
 
     def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
-        """The constant, [H, d, d], which broadcasts over the batch; the arguments are those of LearnedOperator."""
-        return DeductiveOutputs(None, None, None, self.curvature)
+        """The constant, [H, d, d], which broadcasts over the batch; the arguments are those of LearnedOperator.
+
+        Raises:
+            FloatingPointError: a non-finite entry, such as those of an ``external`` constant that nobody has set.
+        """
+        outputs = DeductiveOutputs(None, None, None, self.curvature)
+        if not (torch.compiler.is_compiling() or self.seen_finite):
+            require_finite(outputs, self.layer_idx)
+            self.seen_finite = True  # a constant stays what it is, and a look at it waits for the device
+        return outputs
