@@ -95,8 +95,8 @@ class Trainer:
     def _resume(self, state_file: Path) -> None:
         try:
             state = load_tensors(state_file)
-        except ValueError as error:
-            raise ValueError(f"{error}; it was to be resumed from: remove it to start anew") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{state_file}: cannot be resumed from, remove it to start anew ({error})") from error
         if not isinstance(state, dict) or state.get("run") != self._identity():
             raise ValueError(
                 f"{state_file}: not the state of a run with these settings and data; remove it or choose another place"
