@@ -72,6 +72,11 @@ def load_released(path: str | Path, dtype: torch.dtype | None = torch.float32) -
     return _fill(PldrllmForCausalLM, config, tensors, dtype, path, published=True)
 
 
+def is_released(path: str | Path) -> bool:
+    """Whether ``path`` is a directory in the published Transformers format."""
+    return Path(path).is_dir() and isinstance(_read_config(Path(path)), PldrllmConfig)
+
+
 def save_model(
     model: PreTrainedModel,
     directory: str | Path,

@@ -129,13 +129,9 @@ class PldrllmConfig(PldrConfig):
 
 
 def _plain(config: PldrConfig) -> dict[str, Any]:
-    """Every field of ``config`` by our name; what Transformers adds by itself is left out."""
-    fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in ("architectures", "transformers_version", "initializer_range", "output_pldr_attentions")
-    }
+    """Every setting of ``config`` by our name, but for what says of which format it is."""
+    own = ("architectures", "model_type", "transformers_version", "initializer_range", "output_pldr_attentions")
+    return {name: value for name, value in vars(config).items() if not name.startswith("_") and name not in own}
 
 
 def from_published(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:

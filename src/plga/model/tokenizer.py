@@ -26,6 +26,10 @@ _SPACES = (
 _NEW = {"㋿": "令和", "\uab69": "\u028d", "\U0001f16c": "MR"} | {chr(0x1FBF0 + i): str(i) for i in range(10)}
 
 
+class NoTokenizerError(FileNotFoundError):
+    """There is no tokenizer, or more than one that fits."""
+
+
 def load_tokenizer(path: str | Path, vocab_size: int | None = None) -> PreTrainedTokenizerFast:
     """Load a tokenizer.
 
@@ -36,7 +40,8 @@ def load_tokenizer(path: str | Path, vocab_size: int | None = None) -> PreTraine
             many pieces fits. For a ``.pth`` None means: what its ``.hparams.json`` says.
 
     Raises:
-        ValueError: not a tokenizer, more than one beside a ``.pth``, or one with more pieces than ``vocab_size``.
+        ValueError: not a tokenizer, or one with more pieces than ``vocab_size``.
+        NoTokenizerError: a directory without one, or a ``.pth`` that has none or more than one that fits beside it.
         OSError: missing or unreadable.
     """
     path = Path(path)
@@ -61,7 +66,7 @@ def _load(path: Path) -> PreTrainedTokenizerFast:
             models_here = sorted(folder.glob("*.model"))
             if len(models_here) == 1:
                 return from_sentencepiece(models_here[0])
-            raise FileNotFoundError(f"{folder}: no tokenizer.json and no one SentencePiece .model")
+            raise NoTokenizerError(f"{folder}: expected a tokenizer.json or one .model in it; pass --tokenizer")
         return _from_json(file)
     except OSError:
         raise
@@ -93,7 +98,7 @@ def _beside(path: Path, vocab_size: int | None) -> PreTrainedTokenizerFast:
     if len(fitting) != 1:
         pieces = "" if vocab_size is None else f" of {vocab_size} pieces"
         names = ", ".join(file.name for file, _ in fitting) or "none"
-        raise ValueError(
+        raise NoTokenizerError(
             f"{path}: expected one tokenizer.json or .model{pieces} beside it, found {names}; pass --tokenizer"
         )
     return fitting[0][1]
