@@ -1,5 +1,6 @@
 """Pickles, read without running anything in them: published ``.pth`` files and pickled lists of G_LM."""
 
+import errno
 import io
 import pickle
 import re
@@ -18,12 +19,20 @@ def _storage_from_bytes(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
+def _bytes(text: str, encoding: str) -> bytes:
+    """Bytes in a pickle of an old protocol, which has no opcode for them."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError("_codecs.encode")
+    return text.encode(encoding)
+
+
 # What a pickle may call. Each of these only builds a tensor or a container.
 _CALLABLES: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
     ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
     ("collections", "OrderedDict"): OrderedDict,
+    ("_codecs", "encode"): _bytes,
 }
 
 
@@ -58,9 +67,9 @@ def load_tensors(path: Path) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):  # the error says all there is to say
             return torch.load(path, weights_only=True, map_location="cpu")
-    except OSError:
-        raise
-    except Exception as error:  # a damaged pickle can end in any exception
+    except Exception as error:  # a damaged file can end in any exception, even in a seek to nowhere
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise ValueError(f"{path}: {_why(error)}") from error
 
 
@@ -111,7 +120,7 @@ def load_curvatures(path: str | Path) -> Tensor:
 def _why(error: Exception) -> str:
     """One line on why a pickle was not read."""
     text = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
-    wanted = re.search(r"GLOBAL (\w+(?:\.\w+)+)", text)
+    wanted = re.search(r"GLOBAL ([\w.]+)", text)
     if wanted is None and isinstance(error, pickle.UnpicklingError):
         wanted = re.fullmatch(r"(\w+(?:\.\w+)+|a persistent id)", text)
     if wanted:
