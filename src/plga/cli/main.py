@@ -2,13 +2,40 @@
 
 import os
 import sys
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from plga.cli import convert, demo, generate, info
 
+
+class _Commands(TyperGroup):
+    """Commands that end in one line on stderr, never a traceback, on an expected error or when interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:
+        # Here, because around the whole app it would be too late: what typer makes of an interruption changes with
+        # its version.
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end("interrupted", 130)
+        except BrokenPipeError:
+            raise  # the reader went away (plga ... | head): nothing to report, and typer ends quietly
+        except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+            if os.environ.get("PLGA_TRACEBACK"):
+                raise
+            _end(f"error: {' '.join(str(error).split()) or type(error).__name__}", 1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(f"plga: {message}", err=True)
+    sys.exit(code)
+
+
 app = typer.Typer(
     name="plga",
+    cls=_Commands,
     help="Power Law Graph Attention and PLDR-LLM: train, load, measure, collapse, generate (arXiv:2608.10288).",
     no_args_is_help=True,
     add_completion=False,
@@ -19,16 +46,5 @@ for module in (demo, generate, info, convert):
 
 
 def main() -> None:
-    """Run the command line; an expected error is one line on stderr and exit code 1, never a traceback."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit("plga: interrupted")
-    except BrokenPipeError:
-        # The reader went away (plga ... | head): nothing to report, but Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
-        if os.environ.get("PLGA_TRACEBACK"):
-            raise
-        sys.exit(f"plga: error: {' '.join(str(error).split()) or type(error).__name__}")
+    """Run the command line."""
+    app()
