@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -24,6 +23,7 @@ from transformers.utils.output_capturing import capture_outputs
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
+from plga.model.generation import PldrGeneration
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, Linear, SwiGLU
 from plga.ops.attention import bend
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
@@ -326,7 +326,7 @@ class PldrModel(PldrPreTrainedModel):
         return positions.clamp(min=0)[:, -new:]
 
 
-class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
+class PldrForCausalLM(PldrPreTrainedModel, PldrGeneration):
     """PLDR-LLM with its untied linear head with bias."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -383,44 +383,6 @@ class PldrForCausalLM(PldrPreTrainedModel, GenerationMixin):
             deductive=outputs.deductive,
             **{CACHE_NAME: outputs.get(CACHE_NAME)},
         )
-
-    def generate(
-        self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any
-    ) -> Any:
-        """Transformers' ``generate``, which gives a learned operator the cache that it needs.
-
-        Args:
-            operator_mode: ``recompute`` or ``prompt`` for a learned operator; None: what the config says.
-
-        Raises:
-            ValueError: a mode that the operator cannot run in, or a chunked prompt in mode ``prompt``.
-        """
-        generation_config = kwargs.get("generation_config") or (args[0] if args else None) or self.generation_config
-
-        def setting(name: str) -> Any:
-            return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
-
-        # Either name, here too; this Transformers' own goes on.
-        names = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
-        given = next((cache for cache in names if cache is not None), None)
-        cache = given if given is not None else PldrCache(self.config, operator_mode)
-        mode = getattr(cache, "mode", "constant")  # any other cache keeps keys and values only
-        if operator_mode not in (None, mode):
-            raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {mode!r}")
-        if mode == "prompt" and setting("use_cache") is False:
-            raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
-        if mode == "prompt" and setting("prefill_chunk_size") is not None:
-            raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
-        if given is not None or (mode != "constant" and setting("use_cache") is not False):
-            kwargs[CACHE_NAME] = cache
-        return super().generate(inputs, *args, **kwargs)
-
-    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from
-        # all, which is neither the online contract nor a G_LM from the prompt.
-        if self.config.operator == "learned":
-            raise ValueError("assisted decoding needs a constant operator: it reads many rows of one pass")
-        return super()._assisted_decoding(*args, **kwargs)
 
 
 class PldrForSequenceClassification(GenericForSequenceClassification, PldrPreTrainedModel):

@@ -172,10 +172,10 @@ def _unigram(proto: Any) -> Tokenizer:
         models.Unigram(vocabulary, unk_id=proto.trainer_spec.unk_id, byte_fallback=proto.trainer_spec.byte_fallback)
     )
     # Not normalizers.Precompiled with the model's own table: it drops or misplaces characters of a grapheme cluster.
-    # U+FF5E is the one character that nmt_nfkc keeps and NFKC changes; U+0001, deleted anyway, keeps its place.
+    # U+FF5E is the one character that nmt_nfkc keeps and NFKC changes: U+0001, deleted anyway, keeps its place.
     tokenizer.normalizer = normalizers.Sequence(
         [
-            normalizers.Replace("\x01", ""),
+            normalizers.Replace("\x01", "\x02"),
             normalizers.Replace("～", "\x01"),
             normalizers.NFKC(),
             normalizers.Replace("\x01", "～"),

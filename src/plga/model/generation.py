@@ -1,0 +1,51 @@
+"""Generation with a PLDR-LLM: which cache an operator needs, and what it cannot do."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.generation import GenerationMixin
+
+from plga.model.cache import PldrCache
+from plga.model.compat import CACHE_NAME
+
+
+class PldrGeneration(GenerationMixin):
+    """Transformers' generation, aware of the operator."""
+
+    def generate(
+        self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Transformers' ``generate``, which gives a learned operator the cache that it needs.
+
+        Args:
+            operator_mode: ``recompute`` or ``prompt`` for a learned operator; None: what the config says.
+
+        Raises:
+            ValueError: a mode that the operator cannot run in, or a chunked prompt in mode ``prompt``.
+        """
+        generation_config = kwargs.get("generation_config") or (args[0] if args else None) or self.generation_config
+
+        def setting(name: str) -> Any:
+            return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
+
+        # Either name, here too; this Transformers' own goes on.
+        names = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
+        given = next((cache for cache in names if cache is not None), None)
+        cache = given if given is not None else PldrCache(self.config, operator_mode)
+        mode = getattr(cache, "mode", "constant")  # any other cache keeps keys and values only
+        if operator_mode not in (None, mode):
+            raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {mode!r}")
+        if mode == "prompt" and setting("use_cache") is False:
+            raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
+        if mode == "prompt" and setting("prefill_chunk_size") is not None:
+            raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
+        if given is not None or (mode != "constant" and setting("use_cache") is not False):
+            kwargs[CACHE_NAME] = cache
+        return super().generate(inputs, *args, **kwargs)
+
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from
+        # all, which is neither the online contract nor a G_LM from the prompt.
+        if self.config.operator == "learned":
+            raise ValueError("assisted decoding needs a constant operator: it reads many rows of one pass")
+        return super()._assisted_decoding(*args, **kwargs)
