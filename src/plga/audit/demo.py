@@ -30,13 +30,15 @@ _EVALUATE_EVERY = 25
 _SAVE_EVERY = 100
 _WINDOWS, _PROMPT_COUNT, _PROMPT_LENGTH, _NEW_TOKENS = 16, 8, 32, 64
 
+RECIPE = Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8)
+
 
 @dataclass(frozen=True)
 class Settings:
     """What the demo trains and how; the defaults are the documented five-seed setting."""
 
     seed: int = 0
-    recipe: Recipe = Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8)
+    recipe: Recipe = RECIPE
     vocab_size: int = 2048
     hidden_size: int = 128
     num_attention_heads: int = 4

@@ -9,7 +9,8 @@ from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
 
 
-class PldrGeneration(GenerationMixin):
+# "GenerationMixin" has to stay in the name: Transformers tells by it which models generate.
+class PldrGenerationMixin(GenerationMixin):
     """Transformers' generation, aware of the operator."""
 
     def generate(

@@ -23,8 +23,8 @@ from transformers.utils.output_capturing import capture_outputs
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
-from plga.model.generation import PldrGeneration
-from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, Linear, SwiGLU
+from plga.model.generation import PldrGenerationMixin
+from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.ops.attention import bend
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
 
@@ -160,7 +160,7 @@ class PldrPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Transformers' ``from_pretrained``; loading switches gradients on everywhere, and a constant stays constant."""
+        """Transformers' ``from_pretrained``; it switches gradients on everywhere, and a constant stays constant."""
         loaded = super().from_pretrained(*args, **kwargs)
         for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
             if isinstance(module, ConstantOperator):
@@ -326,7 +326,7 @@ class PldrModel(PldrPreTrainedModel):
         return positions.clamp(min=0)[:, -new:]
 
 
-class PldrForCausalLM(PldrPreTrainedModel, PldrGeneration):
+class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
     """PLDR-LLM with its untied linear head with bias."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
