@@ -18,6 +18,8 @@ class PldrGenerationMixin(GenerationMixin):
     ) -> Any:
         """Transformers' ``generate``, which gives a learned operator the cache that it needs.
 
+        Prompts padded on the right are first padded on the left: the next token is read off the last column.
+
         Args:
             operator_mode: ``recompute`` or ``prompt`` for a learned operator; None: what the config says.
 
@@ -42,7 +44,13 @@ class PldrGenerationMixin(GenerationMixin):
             raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
         if given is not None or (mode != "constant" and setting("use_cache") is not False):
             kwargs[CACHE_NAME] = cache
-        return super().generate(inputs, *args, **kwargs)
+
+        ids = inputs if inputs is not None else kwargs.pop("input_ids", None)
+        mask = kwargs.get("attention_mask")
+        if given is None and ids is not None and mask is not None and mask.shape == ids.shape:
+            order = mask.long().argsort(dim=-1, stable=True)
+            ids, kwargs["attention_mask"] = ids.gather(-1, order), mask.gather(-1, order)
+        return super().generate(ids, *args, **kwargs)
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from
