@@ -68,8 +68,9 @@ def test_padded_batch_writes_what_its_sequences_write_alone(mode: str, attention
     for filler in (0, 17):  # whatever stands at padding
         ids, mask = pad(sequences, left=True, filler=filler)
         assert torch.equal(generate(model, ids, mode, attention_mask=mask), alone)
-        # generate() reads the last column, which right padding fills: here the last real token is read.
         ids, mask = pad(sequences, left=False, filler=filler)
+        assert torch.equal(generate(model, ids, mode, attention_mask=mask), alone)
+        # And with the padding left where it is, read at the last real token.
         assert torch.equal(greedy_by_hand(model, ids, mask, NEW, PldrCache(model.config, mode)), alone)
 
 
