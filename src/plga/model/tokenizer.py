@@ -107,10 +107,11 @@ def _beside(path: Path, vocab_size: int | None) -> PreTrainedTokenizerFast:
 def from_sentencepiece(file: str | Path) -> PreTrainedTokenizerFast:
     """A SentencePiece unigram model as a fast tokenizer whose ids are those of SentencePiece's own ``encode``.
 
-    As in SentencePiece, the name of a control piece inside a text is text, not the piece. Two things differ, neither
-    in what is decoded: combining marks in a non-canonical order come out in the canonical one; and where two
-    orders of the same pieces have the same score (runs of one character), SentencePiece's choice hangs on float32
-    rounding and this one's does not.
+    As in SentencePiece, the name of a control piece inside a text is text, not the piece. What differs: combining
+    marks in a non-canonical order come out in the canonical one; some 300 rare characters that the table of a newer
+    SentencePiece maps stay as they are (the published model has the older table); and where two orders of the same
+    pieces have the same score (runs of one character), SentencePiece's choice hangs on float32 rounding and this
+    one's does not.
 
     Args:
         file: ``.model``, normalized by ``nmt_nfkc`` with the default treatment of spaces.
@@ -164,7 +165,7 @@ def _check(file: str | Path, proto: Any) -> None:
 def _unigram(proto: Any) -> Tokenizer:
     """The tokenizers pipeline of a SentencePiece unigram model."""
     # Control, unknown and byte pieces are never found in a text. The library has no such notion, so they get a score
-    # below that of any other way to write their names.
+    # below that of any other way to write their names (in letters that are pieces themselves).
     worst = min(piece.score for piece in proto.pieces if piece.type == _NORMAL)
     found = (_NORMAL, _USER_DEFINED)
     vocabulary = [(p.piece, p.score if p.type in found else worst * (len(p.piece) + 1)) for p in proto.pieces]
