@@ -67,7 +67,7 @@ def command(
     with bar:
         outcome = demo.run(settings, state_file, lambda stage: console.print(f"[bold]{stage}[/bold]"), on_step)
     report = outcome.report
-    for name, model in (("learned", outcome.model), ("collapsed", outcome.frozen)):
+    for name, model in (("learned", outcome.model), ("constant", outcome.frozen)):
         save_model(model, out / name, overwrite=True, tokenizer=outcome.tokenizer)
     with new_file(out / "demo.png", overwrite=True) as file:
         training_curve(report["training"], report["chosen"]["step"], demo.COLLAPSED, file)
@@ -75,7 +75,7 @@ def command(
         file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     state_file.unlink(missing_ok=True)
     _print_report(report, console)
-    console.print(f"checkpoints  {out}/learned  {out}/collapsed", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"checkpoints  {out}/learned  {out}/constant", highlight=False, markup=False, soft_wrap=True)
     console.print(f"picture      {out}/demo.png", highlight=False, markup=False, soft_wrap=True)
     console.print(f"all figures  {out}/demo.json", highlight=False, markup=False, soft_wrap=True)
 
