@@ -63,20 +63,18 @@ def command(
 
     model = load_model(checkpoint)
     text = load_tokenizer(tokenizer or checkpoint, model.config.vocab_size)
-    ids = text(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = text(prompt, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids
     context = model.config.max_position_embeddings
     room = context - ids.shape[1]
     if ids.shape[1] == 0:
         raise ValueError("--prompt has no token in this tokenizer, expected at least one")
     if room < 1:
         raise ValueError(f"--prompt has {ids.shape[1]} tokens, expected at most {context - 1} (context {context})")
-    if room < max_new_tokens:
-        typer.echo(f"plga: writing at most {room} tokens: the context is {context}", err=True)
     if mode == "constant" and model.config.operator == "learned":
         model = _frozen(model, text, calibration)
     if sample:
         torch.manual_seed(seed)
-    model.generate(
+    written = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         operator_mode=mode,
@@ -87,6 +85,8 @@ def command(
         streamer=TextStreamer(text, skip_special_tokens=True),
         **({"temperature": temperature, "top_k": top_k, "top_p": top_p} if sample else {}),
     )
+    if written.shape[1] == context and room < max_new_tokens:
+        typer.echo(f"plga: stopped at the context of {context} tokens", err=True)
 
 
 def _require_finite(input_ids: "Tensor", logits: "Tensor") -> "Tensor":
@@ -109,7 +109,7 @@ def _frozen(
         content = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    ids = tokenizer(content, return_tensors="pt", add_special_tokens=False).input_ids[0]
+    ids = tokenizer(content, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids[0]
     length = min(model.config.max_position_embeddings, len(ids) // 2)
     if length < 1:
         raise ValueError(f"{file} has {len(ids)} tokens, expected at least 2 to freeze the operator on")
