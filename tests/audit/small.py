@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from plga.audit import demo
 from plga.training.recipe import Recipe
 
+_SETTINGS = demo.Settings
 # In the place of the constants of plga.audit.demo, whose sizes are those of minutes.
 SIZES = {
     "_EVALUATE_EVERY": 3,
@@ -22,10 +23,18 @@ def texts() -> Iterator[str]:
         yield f"def function_{i}(x, y={i}):\n" + "".join(f"    x += {j * i} * y\n" for j in range(8)) + "    return x\n"
 
 
+def install() -> None:
+    """Make every demo of this process a small one."""
+    for name, value in SIZES.items():
+        setattr(demo, name, value)
+    demo.standard_library = texts
+    demo.Settings = settings  # type: ignore[misc]
+
+
 def settings(seed: int = 0, **changes: object) -> demo.Settings:
     """Two layers, two heads of width 4; sixteen steps, which is no multiple of the steps between two looks."""
     recipe = Recipe(**{"learning_rate": 1e-2, "warmup": 4, "steps": 20, "stop": 16, "batch": 4, **changes})
-    return demo.Settings(
+    return _SETTINGS(
         seed=seed,
         recipe=recipe,
         vocab_size=300,

@@ -1,18 +1,15 @@
 """A run that is killed outright, at any moment, goes on with the same bits."""
 
-import multiprocessing
 import random
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tests.training.killable import train
-
-# Its server imports torch once; every run is then a fork of it, a process of its own that can be killed.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.training.killable"])
+from tests.training.processes import CONTEXT
 
 
-def start(state_file: Path, out: Path) -> tuple[multiprocessing.context.ForkServerProcess, Connection]:
+def start(state_file: Path, out: Path) -> tuple[ForkServerProcess, Connection]:
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=train, args=(state_file, out, sender))
     process.start()
