@@ -1,6 +1,7 @@
 """Checkpoints of a PLDR-LLM: read from any format strictly, written atomically."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from plga.model.atomic import new_directory, new_file
 from plga.model.configuration import PldrConfig
@@ -23,7 +24,7 @@ from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY, inf
 from plga.model.released import VALUES, PldrllmConfig, from_published, to_published
 from plga.model.released_models import PldrllmForCausalLM
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 AnyModel = TypeVar("AnyModel", PldrForCausalLM, PldrllmForCausalLM)
 
 
@@ -134,13 +135,13 @@ def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Transformers draws one for every save, however small."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if enabled:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def _fill(
@@ -240,7 +241,7 @@ def _ours(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
     if unread:
-        logger.warning(f"{path}: left out the two slots of {VALUES} beside G_LM, which no computation reads")
+        logger.warning("%s: left out the two slots of %s beside G_LM, which no computation reads", path, VALUES)
     return ours
 
 

@@ -25,8 +25,8 @@ class PublishedConstant(ConstantOperator):
     """G_LM of one layer, [H, d, d]: a view of the one tensor that a published checkpoint has for all layers."""
 
     def __init__(self, owner: "PldrllmModel", layer_idx: int) -> None:
-        nn.Module.__init__(self)
-        self.layer_idx = layer_idx
+        super().__init__(owner.config, layer_idx)
+        del self.curvature  # the parameter, in whose place the property stands from here on
         # In a tuple, so that the owner is not taken for a submodule of its own layer.
         self._owner = (owner,)
 
