@@ -1,4 +1,4 @@
-"""The block objective: next-token cross-entropy of every row of one pass (DESIGN: block contract)."""
+"""The block objective: next-token cross-entropy of every row of one pass (the block contract)."""
 
 from torch import Tensor
 from torch.nn import LinearCrossEntropyOptions
