@@ -169,7 +169,7 @@ class PldrPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The initialization of the published trainings: linear Xavier-uniform, embeddings N(0, 1) (arXiv:2410.16703)."""
+        """As in the published trainings (arXiv:2410.16703): linear layers Xavier-uniform, embeddings N(0, 1)."""
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
