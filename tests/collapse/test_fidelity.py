@@ -64,7 +64,7 @@ def test_speed_and_margin_by_hand() -> None:
     logits = torch.tensor([[[3.0, 1.0, 2.5], [0.0, -4.0, 7.0]], [[1.0, 2.0, 9.0], [5.0, 5.25, 0.0]]])
     example = decoding([[0, 2], [2, 1]], logits, seconds=0.5)
     assert example.tokens_per_second == 8.0
-    assert example.smallest_margin == 0.25
+    assert float(example.margins.min()) == 0.25
 
 
 def test_comparison_by_hand() -> None:
@@ -74,14 +74,16 @@ def test_comparison_by_hand() -> None:
     logits[0, 3, 1] = 0.5  # on one prefix to the end
     logits[1, 1, 2] = -0.75  # the step that disagrees still read one prefix
     logits[1, 2, 3] = 100.0  # after it the texts differ, although the token agrees again
-    assert compare(reference, other) == Fidelity(agreeing=7, total=8, largest_deviation=0.75)
-    assert compare(reference, reference) == Fidelity(agreeing=8, total=8, largest_deviation=0.0)
+    assert compare(reference, other) == Fidelity(agreeing=7, total=8, largest_deviation=0.75, within_margin=0)
+    assert compare(reference, reference) == Fidelity(agreeing=8, total=8, largest_deviation=0.0, within_margin=0)
 
 
 def test_a_first_token_that_disagrees_leaves_one_step_to_compare() -> None:
     reference = decoding([[1, 2]], torch.zeros(1, 2, 3))
     logits = torch.tensor([[[0.0, 0.0, 2.0], [9.0, 9.0, 9.0]]])
-    assert compare(reference, decoding([[2, 2]], logits)) == Fidelity(agreeing=1, total=2, largest_deviation=2.0)
+    assert compare(reference, decoding([[2, 2]], logits)) == Fidelity(
+        agreeing=1, total=2, largest_deviation=2.0, within_margin=0
+    )
 
 
 def test_deviation_of_a_decoding_that_broke_down_is_not_hidden() -> None:
@@ -107,7 +109,7 @@ def trained(request: pytest.FixtureRequest, reference: Path) -> tuple[str, list[
         assert torch.equal(recomputed.tokens, expected[f"{case}.greedy_recompute"])
         fidelity.append(compare(recomputed, constant))
         published.append(torch.equal(constant.tokens, expected[f"{case}.greedy_recompute"]))
-        margins.append(recomputed.smallest_margin)
+        margins.append(float(recomputed.margins.min()))
     return name, fidelity, published, margins
 
 
@@ -124,3 +126,13 @@ def test_what_freezing_costs_a_trained_model(trained: tuple[str, list[Fidelity],
         # Measured: 0.07 to 0.9, which is above the margins, and two of three texts part.
         assert min(deviations) > 1e-2
         assert not all(published)
+
+
+def test_a_step_within_half_its_margin_is_counted_by_hand() -> None:
+    """Margins 2, 1, 2, 2: deviations 0.9 and 0.5 (not below half of 1), then one that disagrees, then another text."""
+    logits = torch.tensor([[[2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [2.0, 0.0]]])
+    reference = decoding([[0, 0, 0, 0]], logits)
+    moved = logits.clone()
+    moved[0, 0, 1], moved[0, 1, 1], moved[0, 2, 1] = 0.9, 0.5, 3.0
+    assert compare(reference, decoding([[0, 0, 1, 0]], moved)).within_margin == 1
+    assert compare(reference, reference).within_margin == 4

@@ -26,6 +26,7 @@ class Checkpoint:
     """One published-format checkpoint with its expected figures."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         released = torch.load(folder / f"{name}.pth", weights_only=True)["model_state_dict"]
         self.state = {from_released(key): tensor for key, tensor in released.items()}
         self.shape = json.loads((folder / f"{name}.hparams.json").read_text())
@@ -120,6 +121,9 @@ def test_log_probabilities_of_both_contracts(checkpoint: Checkpoint, case: Simpl
     rows += [model(token.view(1, 1), cache=cache).logits[0, -1] for token in targets[:-1]]
     sequential = torch.stack(rows).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     torch.testing.assert_close(sequential, case.logprob_sequential[0], rtol=0.0, atol=BOUND)
+    # Target exposure: what a row gains from having seen its target.
+    gap = float((block - sequential).abs().max())
+    assert 0.04 < gap < 0.13 if checkpoint.name == "subcritical" else gap < 2e-7
 
 
 @torch.no_grad()

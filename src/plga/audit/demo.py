@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from plga.collapse.fidelity import Decoding, compare, decode
+from plga.collapse.fidelity import compare, decode, join
 from plga.collapse.freeze import freeze_on
 from plga.criticality.order_parameter import Deductive, deductive_outputs, fluctuation
 from plga.model.configuration import PldrConfig
@@ -27,6 +27,8 @@ from plga.training.recipe import Recipe
 
 COLLAPSED = 1e-4  # G fluctuation below which a run is called collapsed
 _EVALUATE_EVERY = 25
+# Below the resolution of float32 a fluctuation is rounding, and a smaller one is not a steadier operator.
+_RESOLUTION = torch.finfo(torch.float32).eps
 _SAVE_EVERY = 100
 _WINDOWS, _PROMPT_COUNT, _PROMPT_LENGTH, _NEW_TOKENS = 16, 8, 32, 64
 
@@ -86,6 +88,7 @@ def run(
     state_file: Path,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_step: Callable[[Trainer, Evaluation | None], None] = lambda trainer, last: None,
+    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Outcome:
     """Train, choose the checkpoint with the steadiest operator, freeze it, and measure both.
 
@@ -94,6 +97,7 @@ def run(
         state_file: the training state is kept here while it runs, and an interrupted run resumes from it.
         on_stage: called with a line for people as each stage begins.
         on_step: called after each training step with the trainer and the last evaluation.
+        on_evaluation: called with each evaluation.
 
     Raises:
         ValueError: impossible settings, or a state file of another run.
@@ -112,7 +116,7 @@ def run(
     # On the probe the checkpoint is chosen, on the other windows it is measured, so nothing reported was selected.
     probe, measured_on, prompts = windows.held_out(_WINDOWS, _WINDOWS, _PROMPT_COUNT)
     trainer = Trainer(model, windows, settings.recipe, settings.seed, state_file)
-    history, chosen = _train(trainer, probe[:, :-1], on_step)
+    history, chosen = _train(trainer, probe[:, :-1], on_step, on_evaluation)
     clock.lap("training")
 
     on_stage(f"measuring the checkpoint of step {chosen.step} on other windows")
@@ -140,7 +144,7 @@ def run(
             name: [fluctuation(x[:, i]) for i in range(x.shape[1])] for name, x in _named(deductive)
         },
         "rms_curvature": float(deductive.curvature.double().square().mean().sqrt()),
-        "A_s2_over_s1": _spread(singular_values(deductive.generator)),
+        "A_s2_over_s1": _spread(singular_values(deductive.generator.double())),
         "validation_loss": losses,
         "decoding": decoding,
         "seconds": clock.laps,
@@ -155,9 +159,15 @@ def run(
 
 
 def _train(
-    trainer: Trainer, probe: Tensor, on_step: Callable[[Trainer, Evaluation | None], None]
+    trainer: Trainer,
+    probe: Tensor,
+    on_step: Callable[[Trainer, Evaluation | None], None],
+    on_evaluation: Callable[[Evaluation], None],
 ) -> tuple[list[Evaluation], Evaluation]:
-    """Train to the end, look every few steps, and leave the model at the look with the smallest order parameter."""
+    """Train to the end, look every few steps, and leave the model at the look with the smallest order parameter.
+
+    Of looks that float32 cannot tell apart the latest is taken: it has learned longest.
+    """
     history = [Evaluation(*row) for row in trainer.extra.get("history", [])]  # type: ignore[attr-defined]
     best_weights = trainer.extra.get("best")
     for _ in range(trainer.step, trainer.recipe.stop, _EVALUATE_EVERY):
@@ -173,13 +183,18 @@ def _train(
             fluctuation(curvature),
         )
         history.append(evaluation)
-        if best_weights is None or evaluation.order_parameter <= min(e.order_parameter for e in history):
+        on_evaluation(evaluation)
+        if _steadiest(history) is evaluation:
             best_weights = copy.deepcopy(trainer.model.state_dict())
         if trainer.step % _SAVE_EVERY == 0:
             trainer.save(history=[tuple(e) for e in history], best=best_weights)
     assert best_weights is not None
     trainer.model.load_state_dict(best_weights)
-    return history, min(reversed(history), key=lambda e: e.order_parameter)
+    return history, _steadiest(history)
+
+
+def _steadiest(history: list[Evaluation]) -> Evaluation:
+    return min(reversed(history), key=lambda e: max(e.order_parameter, _RESOLUTION))
 
 
 def _decode(model: PldrForCausalLM, frozen: PldrForCausalLM, prompts: Tensor) -> dict[str, Any]:
@@ -191,15 +206,18 @@ def _decode(model: PldrForCausalLM, frozen: PldrForCausalLM, prompts: Tensor) ->
     }
     for decoder, mode in modes.values():
         decode(decoder, prompts[:1], 2, mode)  # the first call of a mode pays for set-up
-    runs: dict[str, Decoding] = {
-        name: decode(decoder, prompts, _NEW_TOKENS, mode) for name, (decoder, mode) in modes.items()
-    }
+    # Prompt by prompt in all modes, so that whatever else the machine does meets them alike.
+    by_prompt = [
+        {name: decode(decoder, prompt, _NEW_TOKENS, mode) for name, (decoder, mode) in modes.items()}
+        for prompt in prompts.split(1)
+    ]
+    runs = {name: join([decodings[name] for decodings in by_prompt]) for name in modes}
     reference = runs["recompute"]
     return {
         "prompts": len(prompts),
         "prompt_tokens": prompts.shape[1],
         "new_tokens": _NEW_TOKENS,
-        "smallest_margin": reference.smallest_margin,
+        "smallest_margin": float(reference.margins.min()),
         "modes": {
             name: {
                 **asdict(compare(reference, run)),

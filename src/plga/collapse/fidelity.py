@@ -1,6 +1,7 @@
 """What replacing the rebuilt operator by a kept one changes: tokens, logits, and the time that a token takes."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +24,10 @@ class Decoding:
         return self.tokens.numel() / self.seconds
 
     @property
-    def smallest_margin(self) -> float:
-        """Smallest distance between the best and the second best logit over all steps: what a deviation must stay
-        below half of for the token to be safe."""
+    def margins(self) -> Tensor:
+        """Distance between the best and the second best logit of each step, [N, T]."""
         best = self.logits.topk(2, dim=-1).values
-        return float((best[..., 0] - best[..., 1]).min())
+        return best[..., 0] - best[..., 1]
 
 
 def decode(model: PldrForCausalLM, prompts: Tensor, new_tokens: int, operator_mode: str | None = None) -> Decoding:
@@ -56,6 +56,15 @@ def decode(model: PldrForCausalLM, prompts: Tensor, new_tokens: int, operator_mo
     return Decoding(torch.cat(tokens), torch.cat(logits), seconds)
 
 
+def join(decodings: Sequence[Decoding]) -> Decoding:
+    """Decodings of one prompt each, or of several, as one; their seconds add up."""
+    return Decoding(
+        torch.cat([decoding.tokens for decoding in decodings]),
+        torch.cat([decoding.logits for decoding in decodings]),
+        sum(decoding.seconds for decoding in decodings),
+    )
+
+
 @dataclass(frozen=True)
 class Fidelity:
     """One decoding against a reference decoding of the same prompts."""
@@ -63,16 +72,19 @@ class Fidelity:
     agreeing: int
     total: int
     largest_deviation: float
+    within_margin: int
 
 
 def compare(reference: Decoding, other: Decoding) -> Fidelity:
     """Count the tokens on which two decodings agree, and the largest logit deviation while they are on one prefix.
 
     After the first disagreement of a prompt the two read different texts: its later tokens count as they fall, and
-    its later logits are not compared.
+    its later logits are not compared. ``within_margin`` counts the steps on one prefix where twice the deviation lies
+    below the reference's decoding margin, which is sufficient for the same token (arXiv:2608.10288).
     """
     same = reference.tokens == other.tokens
     one_prefix = torch.ones_like(same)
     one_prefix[:, 1:] = same.long().cumprod(dim=1)[:, :-1].bool()
-    deviation = (reference.logits - other.logits).abs().amax(dim=-1)[one_prefix].max()
-    return Fidelity(int(same.sum()), same.numel(), float(deviation))
+    deviation = (reference.logits - other.logits).abs().amax(dim=-1)
+    within = (2 * deviation < reference.margins) & one_prefix
+    return Fidelity(int(same.sum()), same.numel(), float(deviation[one_prefix].max()), int(within.sum()))

@@ -26,7 +26,7 @@ def new_directory(target: Path, overwrite: bool) -> Iterator[Path]:
     target = target.resolve()
     full = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if full and not overwrite:
-        raise FileExistsError(f"{target} exists, expected a new or empty directory (or overwrite)")
+        raise FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
     if full and not (target / "config.json").is_file():
         raise FileExistsError(f"{target} exists and is no checkpoint directory, so it is not overwritten")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     """
     target = target.resolve()
     if target.is_dir() or (target.exists() and not overwrite):
-        raise FileExistsError(f"{target} exists, expected a new file (or overwrite)")
+        raise FileExistsError(f"{target} exists, expected a new file, or --overwrite")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _sibling(target)
     try:

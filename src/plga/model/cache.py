@@ -66,7 +66,8 @@ class PldrCache(Cache):
     ``prompt``: G is built once from the prompt and kept for that sequence, with keys and values.
     ``constant``: keys and values only. For a constant operator any Transformers cache does, this one too.
 
-    Beam search, batch repetition and selection, and ``crop`` act on all of it.
+    Beam search, batch repetition and selection, and ``crop`` act on all of it. In mode ``prompt`` a crop into the
+    prompt keeps the G of the whole prompt, until nothing of it is left.
 
     Args:
         config: of the model.

@@ -31,6 +31,11 @@ class PldrGenerationMixin(GenerationMixin):
         def setting(name: str) -> Any:
             return kwargs[name] if kwargs.get(name) is not None else getattr(generation_config, name, None)
 
+        if self.config.operator == "learned" and setting("cache_implementation") is not None:
+            raise ValueError(
+                f"cache_implementation is {setting('cache_implementation')!r}, expected None: a learned operator needs "
+                "a PldrCache; choose operator_mode instead"
+            )
         # Either name, here too; this Transformers' own goes on.
         names = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
         given = next((cache for cache in names if cache is not None), None)

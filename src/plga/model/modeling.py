@@ -103,7 +103,7 @@ class PldrAttention(nn.Module):
         query, key = self.rotate(query, *position_embeddings), self.rotate(key, *position_embeddings)
 
         deductive = self.operator(query, token_mask, cache)
-        query = bend(query, deductive.curvature)
+        query = bend(query, deductive.curvature, check_values=False)
         if cache is not None:
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
 

@@ -23,12 +23,14 @@ class DeductiveOutputs(NamedTuple):
     curvature: Tensor
 
 
-def require_finite(outputs: DeductiveOutputs, layer_idx: int) -> None:
+def require_finite(outputs: DeductiveOutputs, layer_idx: int, dtype: torch.dtype) -> None:
     """Raise FloatingPointError on a non-finite entry, naming the first tensor that has one, its layer and its heads.
 
     All four are looked at: an infinite A_LM under a negative exponent gives a finite G_LM. And attention does not show
-    it later: a fused kernel may take a NaN score for a masked one and return zeros.
+    it later: a fused kernel may take a NaN score for a masked one and return zeros. G_LM is looked at in ``dtype``,
+    that of the queries it will meet: a finite float32 may be infinite in float16.
     """
+    outputs = outputs._replace(curvature=outputs.curvature.to(dtype))
     named = {name: t for name, t in zip(("A", "A_LM", "A_P", "G_LM"), outputs, strict=True) if t is not None}
     # One row a tensor, one column a head, so that the device is asked once.
     broken = torch.stack([~t.isfinite().all(dim=(-2, -1)).reshape(-1, t.shape[-3]).all(dim=0) for t in named.values()])
@@ -130,7 +132,7 @@ class LearnedOperator(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             outputs = self.build(q.to(torch.promote_types(q.dtype, torch.float32)), token_mask)
         if not torch.compiler.is_compiling():
-            require_finite(outputs, self.layer_idx)
+            require_finite(outputs, self.layer_idx, q.dtype)
         if cache is not None:
             cache.keep_curvature(outputs.curvature, self.layer_idx)
         return outputs
@@ -154,7 +156,7 @@ class ConstantOperator(nn.Module):
     def __init__(self, config: PldrConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
-        self.seen_finite = False
+        self.seen_finite: tuple[int, int, torch.dtype] | None = None
         # A parameter, because serving engines load and shard parameters by name; a constant, so it takes no gradient.
         shape = (config.num_attention_heads, config.head_dim, config.head_dim)
         self.curvature = nn.Parameter(torch.empty(shape), requires_grad=False)
@@ -166,7 +168,10 @@ class ConstantOperator(nn.Module):
             FloatingPointError: a non-finite entry, such as those of an ``external`` constant that nobody has set.
         """
         outputs = DeductiveOutputs(None, None, None, self.curvature)
-        if not (torch.compiler.is_compiling() or self.seen_finite):
-            require_finite(outputs, self.layer_idx)
-            self.seen_finite = True  # a constant stays what it is, and a look at it waits for the device
+        if not torch.compiler.is_compiling():
+            # A look waits for the device, so it is taken once; again when the tensor was written, moved or cast.
+            state = (self.curvature._version, self.curvature.data_ptr(), q.dtype)
+            if state != self.seen_finite:
+                require_finite(outputs, self.layer_idx, q.dtype)
+                self.seen_finite = state
         return outputs

@@ -10,14 +10,19 @@ def _describe(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def floating(name: str, tensor: Tensor, min_dims: int = 0) -> None:
-    """Raise ValueError unless ``tensor`` is a floating-point tensor with at least ``min_dims`` axes."""
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} is {type(tensor).__name__}, expected a torch.Tensor")
-    if not tensor.dtype.is_floating_point:
-        raise ValueError(f"{name} is {_describe(tensor)}, expected a floating-point dtype")
-    if tensor.dim() < min_dims:
-        raise ValueError(f"{name} is {_describe(tensor)}, expected at least {min_dims} axes")
+def tensor(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is {type(value).__name__}, expected a torch.Tensor")
+
+
+def floating(name: str, value: Tensor, min_dims: int = 0) -> None:
+    """Raise ValueError unless ``value`` is a floating-point tensor with at least ``min_dims`` axes."""
+    tensor(name, value)
+    if not value.dtype.is_floating_point:
+        raise ValueError(f"{name} is {_describe(value)}, expected a floating-point dtype")
+    if value.dim() < min_dims:
+        raise ValueError(f"{name} is {_describe(value)}, expected at least {min_dims} axes")
 
 
 def square(name: str, tensor: Tensor) -> None:
@@ -30,9 +35,10 @@ def square(name: str, tensor: Tensor) -> None:
 def same_dtype(**tensors: Tensor) -> None:
     """Raise ValueError unless all the named tensors share one dtype."""
     (first, reference), *others = tensors.items()
-    for name, tensor in others:
-        if tensor.dtype != reference.dtype:
-            raise ValueError(f"{name} is {_describe(tensor)}, expected the dtype of {first}, {reference.dtype}")
+    for name, other in others:
+        tensor(name, other)
+        if other.dtype != reference.dtype:
+            raise ValueError(f"{name} is {_describe(other)}, expected the dtype of {first}, {reference.dtype}")
 
 
 def broadcasts(name: str, tensor: Tensor, shape: Sequence[int], what: str) -> None:

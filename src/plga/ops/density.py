@@ -22,6 +22,7 @@ def gram(q: Tensor, mask: Tensor | None = None, check_values: bool = True) -> Te
     """
     _check.floating("q", q, min_dims=2)
     if mask is not None:
+        _check.tensor("mask", mask)
         if mask.dtype.is_floating_point or mask.dtype.is_complex:
             raise ValueError(f"mask is {tuple(mask.shape)} {mask.dtype}, expected bool or integer (1 at real tokens)")
         _check.broadcasts("mask", mask, q.shape[:-1], "[..., S]")

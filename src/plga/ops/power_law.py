@@ -11,16 +11,19 @@ from torch import Tensor
 from plga.ops import _check
 
 
-def iswiglu(u: Tensor) -> Tensor:
+def iswiglu(u: Tensor, check_values: bool = True) -> Tensor:
     """iSwiGLU(u) = u² σ(u), entrywise and non-negative (arXiv:2608.10288).
 
     Args:
         u: any shape, floating point.
+        check_values: see the module.
 
     Raises:
-        ValueError: ``u`` is not a floating-point tensor.
+        ValueError: ``u`` is not a floating-point tensor, or has a non-finite entry.
     """
     _check.floating("u", u)
+    if check_values:
+        _check.finite("u", u)
     # u · silu(u), not u² · σ(u): u² overflows long before the product does for large negative u.
     return u * torch.nn.functional.silu(u)
 
@@ -52,7 +55,7 @@ def metric_tensor(
     if check_values:
         for name, tensor in (("generator", generator), ("weight", weight), ("bias", bias)):
             _check.finite(name, tensor)
-    return iswiglu(weight @ generator + bias) + eps
+    return iswiglu(weight @ generator + bias, check_values=False) + eps
 
 
 def potential_tensor(metric: Tensor, exponent: Tensor | float, check_values: bool = True) -> Tensor:
