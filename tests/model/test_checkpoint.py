@@ -293,7 +293,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert same(load_model(folder).state_dict(), second.state_dict())
     assert same(load_model(file).state_dict(), second.state_dict())
     for target in (tmp_path, file):  # a folder of other things, and a file
-        with pytest.raises(FileExistsError, match="is no checkpoint directory, so it is not overwritten"):
+        with pytest.raises(FileExistsError, match="is not a checkpoint of a PLDR-LLM alone, so it is not overwritten"):
             save_model(second, target, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.hparams.json", "model.pth"]
 

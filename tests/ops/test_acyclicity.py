@@ -201,3 +201,43 @@ def test_narrow_dtypes_are_computed_wide() -> None:
 def test_bad_input(m, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         dag_loss(m)
+
+
+def _chain(length: int, entry: float, loop: float = 1.0) -> torch.Tensor:
+    """A path of edges ``entry`` with a loop on its first node: the loop is the only cycle."""
+    m = torch.diag(torch.full((length - 1,), entry, dtype=torch.float64), 1)
+    m[0, 0] = loop
+    return m
+
+
+@pytest.mark.parametrize(
+    ("m", "loss"),
+    [
+        (torch.full((64, 64), 1e3).triu(1) + torch.eye(64), 1.0),
+        (torch.full((64, 64), 1e6).triu(1) + 2 * torch.eye(64), 4.0),
+        (_chain(64, 500.0), math.log1p(math.expm1(1) / 64)),
+        (_chain(32, 1e4), math.log1p(math.expm1(1) / 32)),
+    ],
+)
+def test_edges_on_no_cycle_do_not_hide_the_cycles(m: torch.Tensor, loss: float) -> None:
+    """tr exp is that of the diagonal, however large the rest: (M ⊙ M)^63 / 63! exceeds 1e308 times the trace here."""
+    m = m.clone().requires_grad_()
+    value = dag_loss(m)
+    value.backward()
+    assert value.item() == pytest.approx(loss, rel=1e-6 if m.dtype == torch.float32 else 1e-12)
+    squares = m.detach().diagonal().double().square()
+    expected = torch.diag(2 * m.detach().diagonal().double() * squares.exp() / squares.exp().sum())
+    torch.testing.assert_close(m.grad.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e100, 1e200])
+def test_a_cycle_of_huge_and_tiny_edges(scale: float) -> None:
+    """[[0, s], [1/s, 0]] has eigenvalues ±1 whatever s: tr exp = 2 cosh 1, and 1 for each other node."""
+    m = torch.zeros(4, 4, dtype=torch.float64)
+    m[0, 1], m[1, 0] = scale, 1 / scale
+    assert dag_loss(m).item() == pytest.approx(math.log((2 * math.cosh(1) + 2) / 4), rel=1e-12)
+
+
+def test_a_matrix_does_not_feel_its_neighbours_in_a_batch() -> None:
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    assert dag_loss(torch.stack([ones * 1e300, ones]))[1].item() == pytest.approx(dag_loss(ones).item(), rel=1e-14)

@@ -1,5 +1,6 @@
 """Files and directories that appear whole or not at all."""
 
+import json
 import os
 import re
 import secrets
@@ -27,8 +28,8 @@ def new_directory(target: Path, overwrite: bool) -> Iterator[Path]:
     full = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if full and not overwrite:
         raise FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
-    if full and not (target / "config.json").is_file():
-        raise FileExistsError(f"{target} exists and is no checkpoint directory, so it is not overwritten")
+    if full and not _is_checkpoint(target):
+        raise FileExistsError(f"{target} exists and is not a checkpoint of a PLDR-LLM alone, so it is not overwritten")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = _sibling(target), _sibling(target)
     temporary.mkdir()
@@ -73,6 +74,15 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
             _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Whether a directory holds a checkpoint of ours, and no folder that no checkpoint has."""
+    try:
+        kind = json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return False
+    return kind in ("pldr", "pldrllm") and not any(path.is_dir() for path in directory.iterdir())
 
 
 def _sibling(target: Path) -> Path:

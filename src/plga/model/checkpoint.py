@@ -126,7 +126,8 @@ def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) 
     hparams = {name: getattr(config, ours) for name, ours in HPARAMS.items() if name not in left_out}
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in to_published(model.state_dict()).items()}
     saved = {"model_state_dict": state, "optimizer_state_dict": None, "loss": 0.0, "accuracy": 0.0}
-    with new_file(path.with_suffix(".hparams.json"), overwrite) as numbers, new_file(path, overwrite) as weights:
+    # The numbers are put in place first: weights are never there with the numbers of others, or without.
+    with new_file(path, overwrite) as weights, new_file(path.with_suffix(".hparams.json"), overwrite) as numbers:
         with weights.open("wb") as file:
             torch.save(saved, file)
         numbers.write_text(json.dumps(hparams, indent=1) + "\n", encoding="utf-8")

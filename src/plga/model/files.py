@@ -13,7 +13,7 @@ def read_json(file: Path, why: str) -> dict[str, Any]:
         raise FileNotFoundError(f"{file}: no such file, but {why}")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: truncated, or not JSON ({error})") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{file}: holds {type(settings).__name__}, expected a JSON object")

@@ -51,10 +51,16 @@ class PldrGenerationMixin(GenerationMixin):
             kwargs[CACHE_NAME] = cache
 
         ids = inputs if inputs is not None else kwargs.pop("input_ids", None)
-        mask = kwargs.get("attention_mask")
-        if given is None and ids is not None and mask is not None and mask.shape == ids.shape:
-            order = mask.long().argsort(dim=-1, stable=True)
-            ids, kwargs["attention_mask"] = ids.gather(-1, order), mask.gather(-1, order)
+        embeds, mask, pad = kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), setting("pad_token_id")
+        if mask is None and ids is not None and isinstance(pad, int) and pad != setting("eos_token_id"):
+            mask = kwargs["attention_mask"] = ids.ne(pad).long()  # as Transformers does, but before it is needed here
+        if given is None and mask is not None and mask.dim() == 2:
+            order = mask.bool().long().argsort(dim=-1, stable=True)
+            kwargs["attention_mask"] = mask.gather(-1, order)
+            if ids is not None and ids.shape == mask.shape:
+                ids = ids.gather(-1, order)
+            if embeds is not None and embeds.shape[:2] == mask.shape:
+                kwargs["inputs_embeds"] = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
         return super().generate(ids, *args, **kwargs)
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:

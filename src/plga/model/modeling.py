@@ -100,7 +100,8 @@ class PldrAttention(nn.Module):
         query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
         key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
-        query, key = self.rotate(query, *position_embeddings), self.rotate(key, *position_embeddings)
+        cos, sin = position_embeddings
+        query, key = (self.rotate(x, cos, sin, check_values=False) for x in (query, key))
 
         deductive = self.operator(query, token_mask, cache)
         query = bend(query, deductive.curvature, check_values=False)
@@ -161,6 +162,14 @@ class PldrPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Transformers' ``from_pretrained``; it switches gradients on everywhere, and a constant stays constant."""
+        if args and kwargs.get("config") is None and not kwargs.get("state_dict"):
+            hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+            found, _ = cls.config_class.get_config_dict(args[0], **{k: kwargs[k] for k in hub if k in kwargs})
+            if found.get("model_type", cls.config_class.model_type) != cls.config_class.model_type:
+                raise ValueError(
+                    f"{args[0]}: model_type is {found['model_type']!r}, but {cls.__name__} reads "
+                    f"{cls.config_class.model_type!r}; an Auto class, AutoModelForCausalLM, takes either"
+                )
         loaded = super().from_pretrained(*args, **kwargs)
         for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
             if isinstance(module, ConstantOperator):
@@ -255,6 +264,10 @@ class PldrModel(PldrPreTrainedModel):
                 f"cache is {type(cache).__name__}, expected PldrCache: G_LM of a learned operator depends on the "
                 "input and must be rebuilt or kept with the keys and values"
             )
+        if isinstance(cache, PldrCache) and (cache.mode == "constant") == learned:
+            raise ValueError(
+                f"cache is in mode {cache.mode!r}, but the operator of this model is {self.config.operator}"
+            )
         if learned and attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask is {tuple(attention_mask.shape)}, expected [B, S]: a learned operator must know "
@@ -322,7 +335,7 @@ class PldrModel(PldrPreTrainedModel):
         """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
         if attention_mask is None or attention_mask.dim() != 2:
             return (torch.arange(new, device=device) + past).unsqueeze(0)
-        positions = attention_mask.long().cumsum(dim=-1) - 1
+        positions = attention_mask.bool().cumsum(dim=-1) - 1
         return positions.clamp(min=0)[:, -new:]
 
 

@@ -67,7 +67,7 @@ def potential_tensor(metric: Tensor, exponent: Tensor | float, check_values: boo
         check_values: see the module.
 
     Returns:
-        A_P, [..., H, d, d], entries > 0.
+        A_P, [..., H, d, d], entries > 0 unless the power leaves the dtype.
 
     Raises:
         ValueError: a wrong shape or dtype, a non-finite exponent, an entry of ``metric`` that is not positive.

@@ -40,37 +40,42 @@ def tables(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _check_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def _check_rotation(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool) -> None:
     _check.floating("x", x, min_dims=2)
     if x.shape[-1] % 2:
         raise ValueError(f"x is {tuple(x.shape)}, expected [..., S, d] with an even d")
     for name, table in (("cos", cos), ("sin", sin)):
+        _check.floating(name, table)
         _check.broadcasts(name, table, (*x.shape[:-1], x.shape[-1] // 2), "[..., S, d/2]")
+    if check_values:
+        for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+            _check.finite(name, tensor)
 
 
-def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool = True) -> Tensor:
     """Rotate the pairs (x_2a, x_2a+1) by their angles: the published ``reference_rope: true``.
 
     Args:
         x: [..., S, d], d even.
         cos, sin: broadcastable to [..., S, d/2], from :func:`tables`.
+        check_values: also look for non-finite entries (on an accelerator this waits for it).
 
     Returns:
         [..., S, d].
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not fit, or a non-finite entry.
     """
-    _check_rotation(x, cos, sin)
+    _check_rotation(x, cos, sin, check_values)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
 
 
-def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_half(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool = True) -> Tensor:
     """Rotate the pairs (x_a, x_{a+d/2}) by their angles: the published ``reference_rope: false``.
 
     Args, returns and errors as for :func:`rotate_interleaved`.
     """
-    _check_rotation(x, cos, sin)
+    _check_rotation(x, cos, sin, check_values)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

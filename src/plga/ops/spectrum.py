@@ -45,7 +45,9 @@ def numerical_rank(m: Tensor, tolerance: float = RANK_TOLERANCE) -> Tensor:
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is {tolerance}, expected a number in [0, 1)")
-    s = singular_values(m)
+    _check.floating("m", m, min_dims=2)
+    # In units of the largest entry: s1 itself may leave the dtype.
+    s = singular_values(m / m.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(m.dtype).tiny))
     return (s > tolerance * s[..., :1]).sum(dim=-1)
 
 
@@ -63,7 +65,8 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
     """Perron root and both Perron vectors of a positive matrix by power iteration.
 
     Iteration stops once the residual is within ``tolerance`` everywhere, or after ``max_iterations``: the residual
-    is returned so that the caller can tell.
+    is returned so that the caller can tell. It is a sum over components: where those of a vector differ by more than
+    the dtype's precision, it does not see the small ones.
 
     Args:
         m: [..., d, d], every entry > 0.
@@ -75,7 +78,7 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
         residual [...]: the larger of ‖M v - r v‖₁ / (r ‖v‖₁) and ‖Mᵀ u - r u‖₁ / (r ‖u‖₁); iterations taken.
 
     Raises:
-        ValueError: an entry that is not positive and finite, or ``max_iterations`` < 1.
+        ValueError: an entry that is not positive and finite, a root beyond the dtype, or ``max_iterations`` < 1.
     """
     _check.square("m", m)
     _check.positive("m", m)
@@ -84,15 +87,15 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
     if tolerance is None:
         tolerance = 64 * torch.finfo(m.dtype).eps
     # A common factor changes neither vector; without it the products of large or tiny entries leave the dtype.
-    scale = m.amax(dim=(-2, -1), keepdim=True)
-    unit = m / scale
-    # Plain iteration is fast and keeps the digits of tiny components. Where it has not settled, the matrix may be
-    # nearly periodic: a tenth of the root added to every eigenvalue then moves one near -r off the circle of r.
-    tenth = 0.1 * unit.sum(dim=-1).mean(dim=-1)[..., None, None]
-    right = torch.full_like(m[..., :1], 1.0 / m.shape[-1])
+    # Float64 within: entries of float32 differ by up to 1e76.
+    scale = m.double().amax(dim=(-2, -1), keepdim=True)
+    unit = m.double() / scale
+    right = torch.full_like(unit[..., :1], 1.0 / m.shape[-1])
     left = right.clone()
+    root = left_root = torch.ones_like(scale)
     for iteration in range(1, max_iterations + 1):
         image, preimage = unit @ right, unit.mT @ left
+        last, left_last = root, left_root
         root = image.sum(dim=-2, keepdim=True)  # Σv = 1, so Σ(Mv) estimates r
         left_root = preimage.sum(dim=-2, keepdim=True)
         residual = torch.maximum(
@@ -101,8 +104,17 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
         )
         if iteration == max_iterations or bool((residual <= tolerance).all()):
             break  # what is returned is what was measured
-        shift = tenth if iteration > _PLAIN_ITERATIONS else 0.0
-        right = (image + shift * right) / (root + shift)
-        left = (preimage + shift * left) / (left_root + shift)
+        # Plain iteration is fast and keeps the digits of tiny components. Where it has not settled, the matrix may be
+        # nearly periodic: a tenth of the root added to every eigenvalue moves one near -r off the circle of r. The
+        # estimates then swing about r, and two in a row have r as their geometric mean.
+        shift = 0.1 if iteration > _PLAIN_ITERATIONS else 0.0
+        right = image + shift * (root * last).sqrt() * right
+        left = preimage + shift * (left_root * left_last).sqrt() * left
+        right, left = right / right.sum(dim=-2, keepdim=True), left / left.sum(dim=-2, keepdim=True)
     left = left / (left * right).sum(dim=-2, keepdim=True)
-    return Perron((root * scale)[..., 0, 0], right[..., 0], left[..., 0], residual[..., 0], iteration)
+    root, right, left, residual = (
+        t.to(m.dtype) for t in ((root * scale)[..., 0, 0], right[..., 0], left[..., 0], residual[..., 0])
+    )
+    if not bool(torch.isfinite(root).all()):
+        raise ValueError(f"m is {tuple(m.shape)} with a Perron root beyond {m.dtype}, expected smaller entries")
+    return Perron(root, right, left, residual, iteration)
