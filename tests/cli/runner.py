@@ -78,7 +78,8 @@ def _run(arguments: list[str], streams: list[Path], file_limit: int | None, smal
 
 def environment() -> dict[str, str]:
     """The environment of a fresh interpreter that finds what this one finds."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as _run: the bits of a training depend on them
+    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "100"}
 
 
 def fresh(*arguments: object, code: str = "from plga.cli.main import main; main()") -> subprocess.Popen[str]:

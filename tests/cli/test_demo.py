@@ -16,6 +16,7 @@ NAMES = {"learned", "constant", "demo.png", "demo.json"}
 # A small demo that waits once it has saved, so that a signal is sure to find it there.
 PAUSED = """
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from plga.cli.main import main
 from plga.training.loop import Trainer
 from tests.audit import small
@@ -100,7 +101,7 @@ def test_interrupted_it_says_so_and_goes_on(finished: tuple[Path, Ending], tmp_p
     assert process.stdout is not None and process.stderr is not None
     assert any("saved" in line for line in process.stdout)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "plga: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["training-state.pt"]
 
