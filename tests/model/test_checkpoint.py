@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -298,19 +299,23 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.hparams.json", "model.pth"]
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond 8 kB: writes fail as they do on a full disk, with another number."""
+    """No file may grow beyond 8 kB: writes fail as they do on a full disk, with another number. Not a fixture: pytest
+    itself writes while one lasts, and its output may be a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_full_disk_leaves_nothing(tmp_path: Path, kind: str, full_disk: None) -> None:
-    with pytest.raises(OSError, match=str(tmp_path)) as caught:
-        write(tiny(torch.float32), tmp_path, kind)
+def test_full_disk_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    model = tiny(torch.float32)
+    with pytest.raises(OSError, match=str(tmp_path)) as caught, full_disk():
+        write(model, tmp_path, kind)
     assert caught.value.errno == errno.EFBIG
     assert not list(tmp_path.iterdir())
 
