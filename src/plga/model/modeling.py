@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
@@ -24,6 +23,7 @@ from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
+from plga.model.initialization import initialize
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.ops.attention import bend
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
@@ -176,39 +176,8 @@ class PldrPreTrainedModel(PreTrainedModel):
                 module.requires_grad_(False)
         return loaded
 
-    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As in the published trainings (arXiv:2410.16703): linear layers Xavier-uniform, embeddings N(0, 1)."""
-        if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=1.0)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, LearnedOperator):
-            normal = self.config.operator_initialization == "xavier_normal"
-            law = init.xavier_normal_ if normal else init.xavier_uniform_
-            for weight in (module.metric_weight, module.exponent, module.coupling_weight):
-                law(weight)
-            init.zeros_(module.metric_bias)
-            init.zeros_(module.coupling_bias)
-        elif isinstance(module, ConstantOperator):
-            init.copy_(module.curvature, self._constant(module))
-
-    def _constant(self, module: ConstantOperator) -> Tensor:
-        heads, width, _ = module.curvature.shape
-        if self.config.constant == "identity":
-            return torch.eye(width).expand(heads, width, width)
-        if self.config.constant == "random":
-            # q G then has the length of q on average. The layers are pieces of one float32 stream, whatever the dtype
-            # of the model: two seeds share no layer.
-            generator = torch.Generator().manual_seed(self.config.constant_seed)
-            shape = (module.layer_idx + 1, heads, width, width)
-            return torch.randn(shape, generator=generator, dtype=torch.float32)[-1] / math.sqrt(width)
-        return torch.full((heads, width, width), float("nan"))
+        initialize(module, self.config)
 
 
 class PldrModel(PldrPreTrainedModel):

@@ -16,6 +16,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.initialization import no_init_weights
 
 from plga.model import modeling
+from plga.model.initialization import constant
 from plga.model.names import PIECES
 from plga.model.operator import ConstantOperator
 from plga.model.released import SLOT, PldrllmConfig, stack
@@ -77,7 +78,7 @@ class PldrllmModel(_Published, modeling.PldrModel):
         values = torch.zeros(self.past_G_values.shape)
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
-            values[index, SLOT, 0] = self._constant(attention.operator)
+            values[index, SLOT, 0] = constant(attention.operator, self.config)
         return values
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
