@@ -53,6 +53,7 @@ IMPOSSIBLE = [
     ({"constant": "zero"}, "constant is 'zero', expected one of identity, random, external"),
     ({"operator_mode": "constant"}, "operator_mode is 'constant', expected one of recompute, prompt"),
     ({"operator_initialization": "normal"}, "operator_initialization is 'normal'"),
+    ({"metric_initialization": "large"}, "metric_initialization is 'large', expected one of xavier, small"),
     ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
     ({"head_dim": 3}, "head_dim is 3"),
 ]

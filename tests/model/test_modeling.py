@@ -19,6 +19,7 @@ from plga.model.modeling import (
 )
 from plga.model.operator import LearnedOperator
 from plga.ops.acyclicity import dag_loss
+from plga.ops.power_law import metric_tensor
 from tests.model.conftest import (
     VOCABULARY,
     constant,
@@ -409,6 +410,28 @@ def test_operator_initialization(law: str) -> None:
             assert largest > 3 * OPERATOR_STD
     for operator in operators:
         assert not operator.metric_bias.any() and not operator.coupling_bias.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [2, 4, 64])
+def test_the_small_start_of_the_metric_tensor(width: int) -> None:
+    """Whatever the input, Grams that no text gives included."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 2 * width, "metric_initialization": "small", "metric_intermediate_size": 16}
+    model = PldrForCausalLM(tiny_config(**sizes)).eval()
+    text = model(tokens(4, 12), output_deductive=True).deductive
+    spike = torch.zeros(1, 2, width, width)
+    spike[..., 0] = 1e6  # LayerNorm makes of it rows that reach √(d - 1), their largest, in one column
+    for layer, outputs in zip(model.model.layers, text, strict=True):
+        operator = layer.self_attn.operator
+        generators = [outputs.generator, operator.learner(spike), operator.learner.input_norm(spike)]
+        for generator in generators:
+            metric = metric_tensor(generator, operator.metric_weight, operator.metric_bias)
+            assert float(metric.min()) > 0.1 and float(metric.max()) < 0.5
+        # The worst that W allows: every entry of one column of A at its largest, with the sign that hurts.
+        assert float(operator.metric_weight.abs().sum(-1).max()) * math.sqrt(width - 1) < 0.2
+        assert width < 64 or float((outputs.metric - 0.25).abs().max()) < 0.02  # on text, and wide: near its constant
+        assert float(operator.metric_weight.std()) > 0  # or nothing of the input would reach the operator
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ OPERATORS = ("learned", "constant")
 CONSTANTS = ("identity", "random", "external")
 MODES = ("recompute", "prompt", "constant")
 INITIALIZATIONS = ("xavier_normal", "xavier_uniform")
+METRIC_INITIALIZATIONS = ("xavier", "small")
 
 
 @strict
@@ -37,6 +38,9 @@ class PldrConfig(PreTrainedConfig):
             ``prompt`` (G kept from the prompt, the published G-cache).
         operator_initialization: law of W, P and a: ``xavier_normal`` (published trainings) or ``xavier_uniform``
             (published Transformers port).
+        metric_initialization: start of the metric tensor: ``xavier`` (published: W by ``operator_initialization``,
+            b_W = 0) or ``small`` (b_W = 0.62 and W so small that every entry of A_LM starts near iSwiGLU(0.62) = 0.25,
+            within (0.1, 0.5), whatever the input).
 
     Raises:
         ValueError: impossible numbers, naming the field and what was expected.
@@ -63,6 +67,7 @@ class PldrConfig(PreTrainedConfig):
     constant_seed: int = 0
     operator_mode: str = "recompute"
     operator_initialization: str = "xavier_normal"
+    metric_initialization: str = "xavier"
     use_cache: bool = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = 2
@@ -132,6 +137,7 @@ class PldrConfig(PreTrainedConfig):
             ("constant", CONSTANTS),
             ("operator_mode", MODES[:2]),
             ("operator_initialization", INITIALIZATIONS),
+            ("metric_initialization", METRIC_INITIALIZATIONS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")

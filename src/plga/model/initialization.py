@@ -9,6 +9,9 @@ from transformers import initialization as init
 from plga.model.configuration import PldrConfig
 from plga.model.operator import ConstantOperator, LearnedOperator
 
+# b_W of the small start, and how far W A may move it: iSwiGLU(0.62) = 0.25, iSwiGLU(0.62 ± 0.2) lies in (0.1, 0.5).
+SMALL_BIAS, SMALL_DEVIATION = 0.62, 0.2
+
 
 @torch.no_grad()
 def initialize(module: nn.Module, config: PldrConfig) -> None:
@@ -31,8 +34,21 @@ def initialize(module: nn.Module, config: PldrConfig) -> None:
             law(weight)
         init.zeros_(module.metric_bias)
         init.zeros_(module.coupling_bias)
+        if config.metric_initialization == "small":
+            bound = small_bound(config.head_dim)
+            init.uniform_(module.metric_weight, -bound, bound)
+            init.constant_(module.metric_bias, SMALL_BIAS)
     elif isinstance(module, ConstantOperator):
         init.copy_(module.curvature, constant(module, config))
+
+
+def small_bound(width: int) -> float:
+    """Largest entry of W for which every entry of W A stays within ±0.2, whatever the input, while φ is new.
+
+    φ ends in a LayerNorm, which gives every row of A mean 0 and variance at most 1, so that no entry is larger than
+    √(d - 1); an entry of W A is a sum of d of them.
+    """
+    return SMALL_DEVIATION / (width * math.sqrt(width - 1))
 
 
 def constant(module: ConstantOperator, config: PldrConfig) -> Tensor:

@@ -37,6 +37,7 @@ _OURS_ONLY = (
     "constant_seed",
     "operator_mode",
     "operator_initialization",
+    "metric_initialization",
 )
 
 
