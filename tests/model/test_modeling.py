@@ -299,6 +299,45 @@ def test_gradient_checkpointing_changes_nothing(reentrant: bool) -> None:
         torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-12, atol=1e-14, msg=name)
 
 
+def saved_bytes(model: PldrForCausalLM) -> int:
+    """Bytes that autograd keeps from the forward to the backward pass, parameters left out."""
+    kept = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss_with_regularizer(model)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("layers", [False, True], ids=["alone", "in checkpointed layers"])
+def test_checkpointing_the_metric_learner_changes_no_bit(layers: bool) -> None:
+    plain, saving = tiny(torch.float32).train(), tiny(torch.float32).train()
+    saving.checkpoint_metric_learner()
+    for model in (plain, saving) if layers else ():
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    for model in (plain, saving):
+        loss_with_regularizer(model).backward()
+    plain_gradients = gradients(plain)
+    for name, gradient in gradients(saving).items():
+        assert gradient is not None and torch.equal(gradient, plain_gradients[name]), name
+
+
+def test_checkpointing_the_metric_learner_keeps_less(tmp_path) -> None:
+    model = tiny(torch.float32).train()
+    everything = saved_bytes(model)
+    model.checkpoint_metric_learner()
+    assert saved_bytes(model) < 0.7 * everything
+    model.save_pretrained(tmp_path)
+    assert saved_bytes(PldrForCausalLM.from_pretrained(tmp_path).train()) == everything  # a setting that is not saved
+    model.checkpoint_metric_learner(False)
+    assert saved_bytes(model) == everything
+    with pytest.raises(ValueError, match="the operator of this model is constant, expected learned"):
+        constant().checkpoint_metric_learner()
+
+
 @torch.no_grad()
 def test_attention_dropout_acts_in_training_only() -> None:
     model, ids = tiny(attention_dropout=0.5), tokens(2, 6)

@@ -176,6 +176,21 @@ class PldrPreTrainedModel(PreTrainedModel):
                 module.requires_grad_(False)
         return loaded
 
+    def checkpoint_metric_learner(self, enabled: bool = True) -> None:
+        """Compute the metric learner a second time in the backward pass instead of keeping what is inside it.
+
+        Gradients stay the same, to the bit. It is a setting of this object, not of its configuration, and is not
+        saved; what checkpoints whole layers is Transformers' ``gradient_checkpointing_enable``.
+
+        Raises:
+            ValueError: the operator is constant, so there is no metric learner.
+        """
+        operators = [module for module in self.modules() if isinstance(module, LearnedOperator)]
+        if not operators:
+            raise ValueError("the operator of this model is constant, expected learned: it has no metric learner")
+        for operator in operators:
+            operator.checkpoint_learner = enabled
+
     def _init_weights(self, module: nn.Module) -> None:
         initialize(module, self.config)
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
@@ -38,6 +39,11 @@ def require_finite(outputs: DeductiveOutputs, layer_idx: int, dtype: torch.dtype
         first = int(broken.any(dim=1).nonzero()[0])
         heads = broken[first].nonzero().flatten().tolist()
         raise FloatingPointError(f"{list(named)[first]} of layer {layer_idx} is not finite in heads {heads}")
+
+
+def widened(q: Tensor) -> Tensor:
+    """Queries in the dtype of the deductive branch: float32, or their own where that is wider."""
+    return q.to(torch.promote_types(q.dtype, torch.float32))
 
 
 class Linear(nn.Linear):
@@ -107,6 +113,7 @@ class LearnedOperator(nn.Module):
     def __init__(self, config: PldrConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
+        self.checkpoint_learner = False  # see PldrPreTrainedModel.checkpoint_metric_learner
         shape = (config.num_attention_heads, config.head_dim, config.head_dim)
         self.learner = MetricLearner(config)
         self.metric_weight = nn.Parameter(torch.empty(shape))
@@ -130,19 +137,23 @@ class LearnedOperator(nn.Module):
         if kept is not None:
             return DeductiveOutputs(None, None, None, kept)
         with torch.autocast(q.device.type, enabled=False):
-            outputs = self.build(q.to(torch.promote_types(q.dtype, torch.float32)), token_mask)
+            mask = None if token_mask is None else token_mask.unsqueeze(1)
+            outputs = self.build(gram(widened(q), mask, check_values=False))
         if not torch.compiler.is_compiling():
             require_finite(outputs, self.layer_idx, q.dtype)
         if cache is not None:
             cache.keep_curvature(outputs.curvature, self.layer_idx)
         return outputs
 
-    def build(self, q: Tensor, token_mask: Tensor | None) -> DeductiveOutputs:
-        """A, A_LM, A_P and G_LM from queries [B, H, S, d], in the dtype of ``q``."""
-        density = gram(q, None if token_mask is None else token_mask.unsqueeze(1), check_values=False)
-        generator = self.learner(density)
+    def build(self, density: Tensor) -> DeductiveOutputs:
+        """A, A_LM, A_P and G_LM from density operators [..., H, d, d], in their dtype; call it with autocast off."""
+        if self.checkpoint_learner and torch.is_grad_enabled():
+            # Nothing in the learner is random, so no state of a generator needs to be kept for the second pass.
+            generator = checkpoint(self.learner, density, use_reentrant=False, preserve_rng_state=False)
+        else:
+            generator = self.learner(density)
         w, b, p, a, b_a = (
-            t.to(q.dtype)
+            t.to(density.dtype)
             for t in (self.metric_weight, self.metric_bias, self.exponent, self.coupling_weight, self.coupling_bias)
         )
         metric = metric_tensor(generator, w, b, check_values=False)
