@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plga.ops.density import gram
+from plga.ops.density import block_grams, gram
 from tests import numpy_reference as ref
 from tests.ops.examples import DTYPES, LEADS, SEEDS, WIDTHS, close, normal
 
@@ -88,3 +88,58 @@ def test_values_are_checked_only_on_request() -> None:
 def test_bad_input(q, mask, message) -> None:
     with pytest.raises(ValueError, match=message):
         gram(q, mask)
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_by_hand() -> None:
+    q = torch.tensor([[1.0], [2.0], [3.0], [4.0]])[None]  # [H, S, d]
+    assert block_grams(q, 2).flatten().tolist() == [5.0, 25.0]
+    assert block_grams(q, 3).flatten().tolist() == [5.0, 9.0, 16.0]  # 2 + 1 + 1 tokens
+    assert block_grams(q, 2, torch.tensor([0, 1, 0, 1])).flatten().tolist() == [4.0, 16.0]
+    assert block_grams(q, 2, torch.tensor([1, 1, 1, 0])).flatten().tolist() == [5.0, 9.0]
+
+
+@given(LEADS, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), WIDTHS, SEEDS)
+def test_blocks_are_runs_of_real_tokens(lead, heads, blocks, each, width, seed) -> None:
+    q = normal(*lead, heads, blocks * each, width, seed=seed)
+    ours = block_grams(q, blocks)
+    assert ours.shape == (*lead, blocks, heads, width, width)
+    for number in range(blocks):
+        close(ours.select(-4, number), gram(q[..., number * each : (number + 1) * each, :]))
+    close(ours.sum(-4), gram(q))
+    # Padding on either side, whatever stands there.
+    padded = torch.nn.functional.pad(q, (0, 0, 1, 2), value=torch.nan)
+    mask = torch.ones(padded.shape[-2], dtype=torch.bool)
+    mask[0] = mask[-2:] = False
+    close(block_grams(padded, blocks, mask), ours)
+    close(block_grams(q, blocks, torch.ones(q.shape[-2], dtype=torch.long)), ours)
+
+
+def test_blocks_of_sequences_of_different_lengths() -> None:
+    q, mask = normal(2, 3, 6, 4), torch.tensor([[1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]])
+    ours = block_grams(q, 2, mask[:, None])
+    close(ours[0], block_grams(q[0, :, :5], 2))
+    close(ours[1], block_grams(q[1, :, 2:], 2))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient_of_blocks(masked: bool) -> None:
+    q = normal(2, 2, 4, 3).requires_grad_()
+    mask = torch.tensor([True, False, True, True]) if masked else None
+    assert torch.autograd.gradcheck(lambda q: block_grams(q, 2, mask), q)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "mask", "message"),
+    [
+        (0, None, "^blocks is 0, expected from 1 to the 4 tokens of q"),
+        (5, None, "^blocks is 5, expected from 1 to the 4 tokens of q"),
+        (3, [0, 1, 1, 0], "^the number of real tokens of a sequence is 2, expected at least 3"),
+        (2, [1, 1, 1], r"^mask is \(3,\) int64, expected"),
+    ],
+)
+def test_blocks_that_cannot_be(blocks: int, mask: list[int] | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block_grams(normal(2, 4, 3), blocks, None if mask is None else torch.tensor(mask))

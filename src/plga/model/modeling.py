@@ -24,6 +24,7 @@ from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cach
 from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
 from plga.model.initialization import initialize
+from plga.model.inputs import real_positions, require_blocks, require_fit, require_tokens
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.ops.attention import bend
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
@@ -31,16 +32,18 @@ from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved
 
 @dataclass
 class PldrModelOutput(BaseModelOutputWithPast):
-    """Output of PldrModel; ``deductive`` holds one DeductiveOutputs a layer when ``output_deductive=True``."""
+    """Output of PldrModel: one DeductiveOutputs a layer if ``output_deductive``, one scalar if ``alignment_blocks``."""
 
     deductive: tuple[DeductiveOutputs, ...] | None = None
+    alignment: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class PldrCausalLMOutput(CausalLMOutputWithPast):
-    """Output of PldrForCausalLM; ``deductive`` holds one DeductiveOutputs a layer when ``output_deductive=True``."""
+    """Output of PldrForCausalLM; ``deductive`` and ``alignment`` are those of PldrModelOutput."""
 
     deductive: tuple[DeductiveOutputs, ...] | None = None
+    alignment: tuple[Tensor, ...] | None = None
 
 
 def eager_attention(
@@ -92,9 +95,10 @@ class PldrAttention(nn.Module):
         attention_mask: Tensor | None = None,
         token_mask: Tensor | None = None,
         cache: Cache | None = None,
+        alignment_blocks: int | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, DeductiveOutputs]:
-        """[B, S, d_model] → [B, S, d_model], attention probabilities where they exist, deductive outputs."""
+    ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
+        """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None."""
         input_shape = hidden_states.shape[:-1]
         heads_shape = (*input_shape, -1, self.head_dim)
         query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
@@ -104,6 +108,10 @@ class PldrAttention(nn.Module):
         query, key = (self.rotate(x, cos, sin, check_values=False) for x in (query, key))
 
         deductive = self.operator(query, token_mask, cache)
+        alignment = None
+        if alignment_blocks is not None:
+            assert isinstance(self.operator, LearnedOperator)
+            alignment = self.operator.alignment(query, token_mask, deductive.curvature, alignment_blocks)
         query = bend(query, deductive.curvature, check_values=False)
         if cache is not None:
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
@@ -120,7 +128,7 @@ class PldrAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.o_proj(attended.reshape(*input_shape, -1).contiguous()), probabilities, deductive
+        return self.o_proj(attended.reshape(*input_shape, -1).contiguous()), probabilities, deductive, alignment
 
 
 class PldrDecoderLayer(GradientCheckpointingLayer):
@@ -136,11 +144,11 @@ class PldrDecoderLayer(GradientCheckpointingLayer):
 
     @accepts_either_cache_name
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """[B, S, d_model] → [B, S, d_model], A, A_LM, A_P, G_LM; the other arguments are PldrAttention's."""
-        attended, _, deductive = self.self_attn(hidden_states, **kwargs)
+        """[B, S, d_model] → [B, S, d_model], A, A_LM, A_P, G_LM, alignment; the other arguments are PldrAttention's."""
+        attended, _, deductive, alignment = self.self_attn(hidden_states, **kwargs)
         hidden_states = self.self_attn_norm(hidden_states + attended)
         # Flat: gradient checkpointing in its reentrant form finds no gradient in a tuple within a tuple.
-        return self.mlp_norm(hidden_states + self.mlp(hidden_states)), *deductive
+        return self.mlp_norm(hidden_states + self.mlp(hidden_states)), *deductive, alignment
 
 
 class PldrPreTrainedModel(PreTrainedModel):
@@ -219,6 +227,7 @@ class PldrModel(PldrPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_deductive: bool = False,
+        alignment_blocks: int | None = None,
         **kwargs: Any,
     ) -> PldrModelOutput:
         """Hidden states of the tokens given.
@@ -230,33 +239,23 @@ class PldrModel(PldrPreTrainedModel):
             cache: see PldrCache. With a learned operator it must be one.
             use_cache: return a cache, making one if none is given.
             output_deductive: also return A, A_LM, A_P and G_LM of every layer.
+            alignment_blocks: n >= 2: also return, for every layer, how far the G_LM that each of n equal blocks of a
+                sequence gives lies from the one of all of it (LearnedOperator.alignment).
 
         Raises:
-            ValueError: token ids outside the vocabulary, a cache or a mask that a learned operator cannot use.
+            ValueError: token ids outside the vocabulary, a cache or a mask that a learned operator cannot use, blocks
+                that there cannot be.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             assert input_ids is not None
-            self._check_tokens(input_ids)
+            require_tokens(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
         learned = self.config.operator == "learned"
         if use_cache and cache is None and not self.training:
             cache = PldrCache(self.config)
-        if learned and cache is not None and not isinstance(cache, PldrCache):
-            raise ValueError(
-                f"cache is {type(cache).__name__}, expected PldrCache: G_LM of a learned operator depends on the "
-                "input and must be rebuilt or kept with the keys and values"
-            )
-        if isinstance(cache, PldrCache) and (cache.mode == "constant") == learned:
-            raise ValueError(
-                f"cache is in mode {cache.mode!r}, but the operator of this model is {self.config.operator}"
-            )
-        if learned and attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask is {tuple(attention_mask.shape)}, expected [B, S]: a learned operator must know "
-                "which tokens are real"
-            )
+        require_fit(self.config, cache, attention_mask)
 
         batch, new = inputs_embeds.shape[:2]
         # A paged cache has no one length, and what it needs is prepared outside.
@@ -266,7 +265,9 @@ class PldrModel(PldrPreTrainedModel):
             if attention_mask.shape != known:
                 raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, expected [B, past + S] = {known}")
         if position_ids is None:
-            position_ids = self._positions(attention_mask, past, new, inputs_embeds.device)
+            position_ids = real_positions(attention_mask, past, new, inputs_embeds.device)
+        if alignment_blocks is not None:
+            require_blocks(self.config, alignment_blocks, new, attention_mask, past)
         layer_cache = cache
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
@@ -286,41 +287,29 @@ class PldrModel(PldrPreTrainedModel):
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
 
         deductive: list[DeductiveOutputs] = []
+        alignment: list[Tensor] = []
         for layer in self.layers:
-            hidden_states, *layer_outputs = layer(
+            hidden_states, *layer_outputs, layer_alignment = layer(
                 hidden_states,
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
                 token_mask=token_mask,
                 position_ids=position_ids,
                 use_cache=use_cache,
+                alignment_blocks=alignment_blocks,
                 **{CACHE_NAME: layer_cache},
                 **kwargs,
             )
             if output_deductive:
                 deductive.append(DeductiveOutputs(*layer_outputs))
+            if layer_alignment is not None:
+                alignment.append(layer_alignment)
         return PldrModelOutput(
             last_hidden_state=hidden_states[:, -new:],
             deductive=tuple(deductive) if output_deductive else None,
+            alignment=tuple(alignment) if alignment_blocks is not None else None,
             **{CACHE_NAME: cache},
         )
-
-    def _check_tokens(self, input_ids: Tensor) -> None:
-        # On an accelerator a look at the numbers would wait for it, and it stops by itself.
-        if input_ids.device.type != "cpu" or torch.compiler.is_compiling():
-            return
-        if input_ids.shape[-1] == 0:
-            raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected at least one token")
-        outside = input_ids[(input_ids < 0) | (input_ids >= self.config.vocab_size)]
-        if outside.numel():
-            raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {self.config.vocab_size} pieces")
-
-    def _positions(self, attention_mask: Tensor | None, past: int, new: int, device: torch.device) -> Tensor:
-        """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
-        if attention_mask is None or attention_mask.dim() != 2:
-            return (torch.arange(new, device=device) + past).unsqueeze(0)
-        positions = attention_mask.bool().cumsum(dim=-1) - 1
-        return positions.clamp(min=0)[:, -new:]
 
 
 class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
@@ -349,6 +338,7 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_deductive: bool = False,
+        alignment_blocks: int | None = None,
         **kwargs: Any,
     ) -> PldrCausalLMOutput:
         """Next-token logits [B, S, V]; arguments as for PldrModel.forward.
@@ -365,6 +355,7 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_deductive=output_deductive,
+            alignment_blocks=alignment_blocks,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -378,6 +369,7 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             deductive=outputs.deductive,
+            alignment=outputs.alignment,
             **{CACHE_NAME: outputs.get(CACHE_NAME)},
         )
 

@@ -8,7 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
-from plga.ops.density import gram
+from plga.ops.alignment import relative_difference
+from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
 
 
@@ -144,6 +145,30 @@ class LearnedOperator(nn.Module):
         if cache is not None:
             cache.keep_curvature(outputs.curvature, self.layer_idx)
         return outputs
+
+    def alignment(self, q: Tensor, token_mask: Tensor | None, curvature: Tensor, blocks: int) -> Tensor:
+        """How far the G_LM of each of some equal blocks of a sequence lies from ``curvature``, that of all of it.
+
+        A block has fewer tokens, so a smaller density operator; the LayerNorm that the learner begins with takes the
+        scale away again, up to its eps: what remains is a difference of form.
+
+        Args:
+            q, token_mask: as for ``forward``.
+            curvature: G_LM of the sequence, [B, H, d, d].
+            blocks: n.
+
+        Returns:
+            RMS over blocks, heads and sequences of ‖G_i - G‖_F / ‖G‖_F, a scalar that can be differentiated.
+
+        Raises:
+            FloatingPointError: as ``forward``, for a block.
+        """
+        with torch.autocast(q.device.type, enabled=False):
+            mask = None if token_mask is None else token_mask.unsqueeze(1)
+            parts = self.build(block_grams(widened(q), blocks, mask, check_values=False))
+            if not torch.compiler.is_compiling():
+                require_finite(parts, self.layer_idx, curvature.dtype)
+            return relative_difference(parts.curvature, curvature)
 
     def build(self, density: Tensor) -> DeductiveOutputs:
         """A, A_LM, A_P and G_LM from density operators [..., H, d, d], in their dtype; call it with autocast off."""

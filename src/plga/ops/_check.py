@@ -67,3 +67,9 @@ def positive(name: str, tensor: Tensor) -> None:
     if _has_values(tensor) and not bool((tensor > 0).all()):
         smallest = float(tensor.min())
         raise ValueError(f"{name} is {_describe(tensor)} with smallest entry {smallest:g}, expected entries > 0")
+
+
+def at_least(name: str, tensor: Tensor, least: int) -> None:
+    """Raise ValueError unless every entry of ``tensor`` is ``least`` or more."""
+    if _has_values(tensor) and bool((tensor < least).any()):
+        raise ValueError(f"{name} is {int(tensor.min())}, expected at least {least}")

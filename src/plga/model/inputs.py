@@ -1,0 +1,60 @@
+"""What a PLDR-LLM is given, looked at before anything is computed from it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plga.model.cache import PldrCache
+from plga.model.configuration import PldrConfig
+
+
+def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise ValueError on no token or one outside the vocabulary; on the CPU alone.
+
+    On an accelerator a look at the numbers would wait for it, and it stops by itself.
+    """
+    if input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if input_ids.shape[-1] == 0:
+        raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected at least one token")
+    outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if outside.numel():
+        raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} pieces")
+
+
+def require_fit(config: PldrConfig, cache: Any, attention_mask: Tensor | None) -> None:
+    """Raise ValueError on a cache or a mask that the operator of this model cannot work with."""
+    learned = config.operator == "learned"
+    if learned and cache is not None and not isinstance(cache, PldrCache):
+        raise ValueError(
+            f"cache is {type(cache).__name__}, expected PldrCache: G_LM of a learned operator depends on the "
+            "input and must be rebuilt or kept with the keys and values"
+        )
+    if isinstance(cache, PldrCache) and (cache.mode == "constant") == learned:
+        raise ValueError(f"cache is in mode {cache.mode!r}, but the operator of this model is {config.operator}")
+    if learned and attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask is {tuple(attention_mask.shape)}, expected [B, S]: a learned operator must know "
+            "which tokens are real"
+        )
+
+
+def require_blocks(config: PldrConfig, blocks: int, tokens: int, attention_mask: Tensor | None, past: Any) -> None:
+    """Raise ValueError unless every sequence of this pass is whole and long enough for so many blocks."""
+    if config.operator != "learned":
+        raise ValueError(f"alignment_blocks is {blocks}, but the operator of this model is constant: every G_LM is one")
+    if past:
+        raise ValueError(f"alignment_blocks is {blocks}, but the cache holds {past} tokens: expected whole sequences")
+    if attention_mask is not None and not torch.compiler.is_compiling():
+        tokens = int(attention_mask.bool().sum(dim=-1).min())
+    if not 2 <= blocks <= tokens:
+        raise ValueError(f"alignment_blocks is {blocks}, expected from 2 to the {tokens} tokens of each sequence")
+
+
+def real_positions(attention_mask: Tensor | None, past: int, new: int, device: torch.device) -> Tensor:
+    """Positions [B or 1, S] counted over real tokens, so that padding on either side changes nothing."""
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(new, device=device) + past).unsqueeze(0)
+    positions = attention_mask.bool().cumsum(dim=-1) - 1
+    return positions.clamp(min=0)[:, -new:]
