@@ -100,7 +100,7 @@ def test_a_constant_that_is_not_finite(frozen: Path, tmp_path: Path) -> None:
         (("--prompt", ""), "--prompt is empty"),
         (("--prompt", "\udcff"), "--prompt is not valid UTF-8"),
         (("--prompt", "import os\n" * 20), "tokens, expected at most 23 (context 24)"),
-        (("--prompt", "x", "--mode", "fast"), "--mode is 'fast', expected one of recompute, prompt, constant"),
+        (("--prompt", "x", "--mode", "fast"), "--mode is 'fast', expected one of recompute, prompt, chunked, constant"),
         (("--prompt", "x", "--sample", "--temperature", "0"), "--temperature is 0"),
         (("--prompt", "x", "--sample", "--temperature", "nan"), "--temperature is nan"),
         (("--prompt", "x", "--sample", "--temperature", "1e-40"), "--temperature is 1e-40"),

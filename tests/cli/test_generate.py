@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plga.collapse.freeze import freeze_on
-from plga.model.checkpoint import load_model
+from plga.model.checkpoint import load_model, save_model
 from plga.model.tokenizer import load_tokenizer
 from tests.cli.runner import fresh, plga
 
@@ -44,6 +44,23 @@ def test_a_checkpoint_of_ours(checkpoint: Path, frozen: Path) -> None:
         assert ending.err == ""
     constant = plga("generate", frozen, "--prompt", "def f", "--max-new-tokens", 3, "--mode", "constant")
     assert constant == ending
+
+
+def test_a_chunked_gram(checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+    model.config.gram, model.config.gram_chunk, model.config.operator_mode = "chunked", 4, "chunked"
+    save_model(model, tmp_path / "chunked", tokenizer=tokenizer)
+    model = load_model(tmp_path / "chunked")
+    ids = tokenizer("def f(x)", return_tensors="pt").input_ids
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    for mode in ((), ("--mode", "chunked")):
+        ending = plga("generate", tmp_path / "chunked", "--prompt", "def f(x)", "--max-new-tokens", 8, *mode)
+        assert (ending.code, ending.err) == (0, ""), ending
+        assert ending.out == tokenizer.decode(expected[0], skip_special_tokens=True) + "\n"
+    error = plga("generate", tmp_path / "chunked", "--prompt", "def f(x)", "--mode", "prompt").error()
+    assert "mode is 'prompt', but the operator of this model is learned with a chunked Gram, expected chunked" in error
+    frozen = plga("generate", tmp_path / "chunked", "--prompt", "def f(x)", "--max-new-tokens", 3, "--mode", "constant")
+    assert frozen.code == 0 and "operator frozen" in frozen.err
 
 
 def test_sampling_is_a_function_of_its_seed(checkpoint: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from plga.model.checkpoint import save_model
 from tests.cli.runner import plga
+from tests.training import examples
 
 
 def rows(out: str) -> dict[str, list[str]]:
@@ -41,6 +43,13 @@ def test_a_constant_operator(frozen: Path) -> None:
     assert table["constant operator (G_LM)"] == [str(2 * 2 * 4 * 4)]
     assert "metric learner" not in table
     assert table["24"] == ["3 kB", "256 B"]
+
+
+def test_a_chunked_gram(tmp_path: Path) -> None:
+    save_model(examples.model(gram="chunked", gram_chunk=4), tmp_path / "saved")
+    table = rows(plga("info", tmp_path / "saved").out)
+    assert table["modes"] == ["chunked, constant (frozen on a text)"]
+    assert table["12"] == ["2 kB", "256 B", "512 B"]  # keys and values 2·2·12·8·4 B, G_LM 2·2·4²·4 B, two Grams
 
 
 def test_a_path_is_printed_as_it_is(checkpoint: Path, tmp_path: Path) -> None:

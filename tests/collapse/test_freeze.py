@@ -2,12 +2,14 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from plga.collapse.freeze import freeze, freeze_on
 from plga.criticality.order_parameter import deductive_outputs, fluctuation
+from plga.model.checkpoint import load_model, save_model
 from plga.model.modeling import PldrModel
 from plga.model.operator import ConstantOperator, LearnedOperator
 from tests.training import examples
@@ -122,3 +124,23 @@ def test_freeze_on_refuses_a_constant_operator_and_a_single_input() -> None:
         freeze_on(frozen, torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="N >= 2"):
         freeze_on(examples.model(), torch.ones(1, 3, dtype=torch.int64))
+
+
+@torch.no_grad()
+def test_an_operator_with_a_chunked_gram(tmp_path: Path) -> None:
+    """Frozen at its mean over chunks and inputs; frozen at that of no token, it keeps the rows of the first chunk."""
+    model = examples.model(dtype=torch.float64, gram="chunked", gram_chunk=4)
+    ids = torch.randint(examples.VOCABULARY, (4, 9))
+    outputs = deductive_outputs(model, ids).curvature
+    frozen, moved = freeze_on(model, ids)
+    assert moved == fluctuation(outputs) > 1e-3
+    for layer, mean in zip(frozen.model.layers, outputs.mean(dim=0), strict=True):
+        assert torch.equal(layer.self_attn.operator.curvature, mean)
+    first = freeze(model, outputs[0])
+    torch.testing.assert_close(first(ids).logits[:, :4], model(ids).logits[:, :4], rtol=1e-10, atol=1e-12)
+    assert model.config.gram == "chunked"
+
+    save_model(frozen, tmp_path / "frozen")
+    loaded = load_model(tmp_path / "frozen", dtype=None)
+    assert (loaded.config.operator, loaded.config.gram, loaded.config.modes) == ("constant", "global", ("constant",))
+    assert torch.equal(loaded(ids).logits, frozen(ids).logits)

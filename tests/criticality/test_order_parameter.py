@@ -1,6 +1,7 @@
 """The order parameter: by hand, invariances, and on one collapsed and one sub-critical checkpoint."""
 
 import argparse
+import itertools
 import math
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def test_deductive_outputs_are_those_of_each_input_alone() -> None:
         for layer, outputs in enumerate(alone):
             for name, tensor in outputs._asdict().items():
                 torch.testing.assert_close(getattr(together, name)[i, layer], tensor[0], rtol=1e-10, atol=1e-12)
+
+
+def test_with_a_chunked_gram_every_chunk_counts_as_an_input() -> None:
+    model = examples.model(dtype=torch.float64, gram="chunked", gram_chunk=4)
+    inputs = torch.randint(examples.VOCABULARY, (3, 9))  # three chunks a row
+    together = deductive_outputs(model, inputs)
+    for layer, outputs in enumerate(model(inputs, use_cache=False, output_deductive=True).deductive):
+        for name, tensor in outputs._asdict().items():
+            for row, chunk in itertools.product(range(3), range(3)):
+                assert torch.equal(getattr(together, name)[3 * row + chunk, layer], tensor[row, chunk])
 
 
 @pytest.mark.parametrize("training", [True, False])

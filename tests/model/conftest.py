@@ -62,6 +62,16 @@ def constant(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) 
     return tiny(dtype, seed, **{"operator": "constant", "constant": "random", **changes})
 
 
+def chunked(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PldrForCausalLM:
+    """The same with a Gram in chunks of three tokens."""
+    return tiny(dtype, seed, **{"gram": "chunked", "gram_chunk": 3, **changes})
+
+
+def model_for(mode: str, **changes: Any) -> PldrForCausalLM:
+    """A model that can generate in ``mode``."""
+    return {"constant": constant, "chunked": chunked}.get(mode, tiny)(**changes)
+
+
 def held(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
     """``model`` with its operator replaced by the constant ``curvature`` [L, H, d, d]."""
     config = copy.deepcopy(model.config)

@@ -9,17 +9,13 @@ from transformers import DynamicCache, StaticCache
 
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
+from plga.model.configuration import MODES
 from plga.model.modeling import PldrForCausalLM
-from tests.model.conftest import constant, curvatures, held, pad, relative, tiny, tiny_config, tokens
+from tests.model.conftest import constant, curvatures, held, model_for, pad, relative, tiny, tiny_config, tokens
 
 PROMPT, LENGTH = 4, 10
 ROUNDING = 1e-12  # float64, sums in another order
 CHUNKS = [(1, 1, 1, 1, 1, 1), (2, 4), (6,)]
-MODES = ("recompute", "prompt", "constant")
-
-
-def model_for(mode: str, **changes) -> PldrForCausalLM:
-    return constant(**changes) if mode == "constant" else tiny(**changes)
 
 
 @torch.no_grad()
@@ -125,10 +121,19 @@ def test_a_cache_is_made_where_one_is_wanted() -> None:
 
 def test_modes_that_do_not_fit_the_operator() -> None:
     learned, fixed = tiny_config(), tiny_config(operator="constant", constant="identity")
-    assert (PldrCache(learned).mode, PldrCache(fixed).mode) == ("recompute", "constant")
+    in_chunks = tiny_config(gram="chunked")
+    assert [PldrCache(config).mode for config in (learned, in_chunks, fixed)] == ["recompute", "chunked", "constant"]
     assert PldrCache(tiny_config(operator_mode="prompt")).mode == "prompt"
-    for config, mode in ((learned, "constant"), (fixed, "prompt"), (fixed, "recompute"), (learned, "frozen")):
-        with pytest.raises(ValueError, match=f"mode is '{mode}'"):
+    for config, mode, what in (
+        (learned, "constant", "the operator of this model is learned, expected recompute or prompt"),
+        (learned, "chunked", "the operator of this model is learned, expected recompute or prompt"),
+        (in_chunks, "recompute", "the operator of this model is learned with a chunked Gram, expected chunked"),
+        (in_chunks, "prompt", "the operator of this model is learned with a chunked Gram, expected chunked"),
+        (fixed, "prompt", "the operator of this model is constant, expected constant"),
+        (fixed, "chunked", "the operator of this model is constant, expected constant"),
+        (learned, "frozen", "expected one of recompute, prompt, chunked, constant"),
+    ):
+        with pytest.raises(ValueError, match=f"mode is '{mode}', .*{what}"):
             PldrCache(config, mode)
 
 
@@ -167,7 +172,7 @@ def test_batch_operations_act_on_all_that_is_kept(mode: str, operation: str) -> 
         assert torch.equal(cache.curvature(0), curvatures(model, prompt)[0, order])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["recompute", "prompt", "constant"])
 @pytest.mark.parametrize("removed", [1, 3, 5])
 def test_crop_takes_tokens_back(mode: str, removed: int) -> None:
     """Also into the prompt (5 of 4 + 3 tokens), whose operator stays as long as anything of it does."""
@@ -235,6 +240,7 @@ def test_bytes_held(mode: str) -> None:
         == {
             "recompute": prefix,
             "prompt": keys_and_values + operators,
+            "chunked": keys_and_values + 3 * operators,  # beside G_LM two Grams
             "constant": keys_and_values,
         }[mode]
     )

@@ -15,15 +15,21 @@ def test_defaults_are_the_published_110m_model() -> None:
     assert (config.metric_intermediate_size, config.num_metric_units, config.num_metric_blocks) == (170, 8, 2)
     assert (config.vocab_size, config.max_position_embeddings, config.layer_norm_eps) == (32000, 1024, 1e-6)
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 2, 3)
-    assert (config.operator, config.operator_mode, config.operator_initialization) == (
-        "learned",
-        "recompute",
-        "xavier_normal",
-    )
+    assert (config.operator, config.gram, config.operator_mode) == ("learned", "global", "recompute")
+    assert (config.operator_initialization, config.metric_initialization) == ("xavier_normal", "xavier")
 
 
-def test_round_trips(tmp_path) -> None:
-    config = tiny_config(operator="constant", constant="random", constant_seed=7, rope_interleaved=False)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operator": "constant", "constant": "random", "constant_seed": 7, "rope_interleaved": False},
+        {"gram": "chunked", "gram_chunk": 5, "metric_initialization": "small"},
+        {"operator_mode": "prompt"},
+    ],
+    ids=str,
+)
+def test_round_trips(changes: dict, tmp_path) -> None:
+    config = tiny_config(**changes)
     config.save_pretrained(tmp_path)
     saved = PldrConfig.from_pretrained(tmp_path).to_dict()
     assert {**saved, "transformers_version": None} == {**config.to_dict(), "transformers_version": None}
@@ -53,6 +59,11 @@ IMPOSSIBLE = [
     ({"constant": "zero"}, "constant is 'zero', expected one of identity, random, external"),
     ({"operator_mode": "constant"}, "operator_mode is 'constant', expected one of recompute, prompt"),
     ({"operator_initialization": "normal"}, "operator_initialization is 'normal'"),
+    ({"gram": "local"}, "gram is 'local', expected one of global, chunked"),
+    ({"gram": "chunked", "gram_chunk": 0}, "gram_chunk is 0, expected >= 1"),
+    ({"gram": "chunked", "operator": "constant"}, "gram is 'chunked' and operator 'constant', expected gram 'global'"),
+    ({"gram": "chunked", "operator_mode": "prompt"}, "operator_mode is 'prompt', expected one of chunked"),
+    ({"operator_mode": "chunked"}, "operator_mode is 'chunked', expected one of recompute, prompt"),
     ({"metric_initialization": "large"}, "metric_initialization is 'large', expected one of xavier, small"),
     ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
     ({"head_dim": 3}, "head_dim is 3"),
@@ -65,6 +76,12 @@ def test_impossible_numbers(change: dict, message: str) -> None:
         tiny_config(**change)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_the_mode_follows_from_the_gram() -> None:
+    assert (tiny_config().operator_mode, tiny_config().modes) == ("recompute", ("recompute", "prompt"))
+    assert (tiny_config(gram="chunked").operator_mode, tiny_config(gram="chunked").modes) == ("chunked", ("chunked",))
+    assert tiny_config(operator="constant").modes == ("constant",)
 
 
 def test_published_head_width_is_confirmed() -> None:

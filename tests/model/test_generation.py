@@ -9,15 +9,11 @@ from transformers.generation.continuous_batching import cache as paged_cache
 
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
+from plga.model.configuration import MODES
 from plga.model.modeling import PldrForCausalLM
-from tests.model.conftest import constant, curvatures, greedy_by_hand, held, pad, tiny, tokens
+from tests.model.conftest import constant, curvatures, greedy_by_hand, held, model_for, pad, tiny, tokens
 
-MODES = ("recompute", "prompt", "constant")
 NEW = 6
-
-
-def model_for(mode: str, **changes) -> PldrForCausalLM:
-    return constant(**changes) if mode == "constant" else tiny(**changes)
 
 
 def generate(model: PldrForCausalLM, ids: Tensor, mode: str | None = None, **options) -> Tensor:
@@ -109,13 +105,13 @@ def test_beam_search(mode: str) -> None:
         assert torch.equal(ours, torch.stack([row for _, row in alive]))
 
 
-@pytest.mark.parametrize("mode", ["recompute", "constant"])
+@pytest.mark.parametrize("mode", ["recompute", "chunked", "constant"])
 def test_without_a_cache(mode: str) -> None:
     model, prompts = model_for(mode), tokens(2, 5)
     assert torch.equal(generate(model, prompts, mode, use_cache=False), generate(model, prompts, mode))
 
 
-@pytest.mark.parametrize("mode", ["recompute", "constant"])
+@pytest.mark.parametrize("mode", ["recompute", "chunked", "constant"])
 def test_prefill_in_chunks(mode: str) -> None:
     model, prompts = model_for(mode), tokens(2, 7)
     assert torch.equal(generate(model, prompts, mode, prefill_chunk_size=3), generate(model, prompts, mode))
@@ -183,7 +179,19 @@ def test_continuous_batching(attention: str, monkeypatch: pytest.MonkeyPatch) ->
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "wrong"), [("recompute", "constant"), ("constant", "prompt"), ("recompute", "x")])
+@pytest.mark.parametrize(
+    ("mode", "wrong"),
+    [
+        ("recompute", "constant"),
+        ("recompute", "chunked"),
+        ("chunked", "recompute"),
+        ("chunked", "prompt"),
+        ("chunked", "constant"),
+        ("constant", "prompt"),
+        ("constant", "chunked"),
+        ("recompute", "x"),
+    ],
+)
 def test_wrong_modes(mode: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=f"mode is '{wrong}'"):
         generate(model_for(mode), tokens(1, 5), wrong)
@@ -209,13 +217,13 @@ def test_the_operator_of_the_prompt_needs_the_whole_prompt_and_a_cache(options: 
         tiny().generate(tokens(1, 5), operator_mode="prompt", **options)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "prompt"])
+@pytest.mark.parametrize("mode", ["recompute", "prompt", "chunked"])
 @pytest.mark.parametrize("proposer", ["assistant", "lookup"])
 def test_a_learned_operator_takes_no_proposals(mode: str, proposer: str) -> None:
     """The rows of all proposed tokens come from one pass, whose G_LM would be built from the proposals."""
     options = {"assistant_model": constant()} if proposer == "assistant" else {"prompt_lookup_num_tokens": 2}
     with pytest.raises(ValueError, match="assisted decoding needs a constant operator"):
-        generate(tiny(), tokens(1, 5), mode, **options)
+        generate(model_for(mode), tokens(1, 5), mode, **options)
 
 
 def test_a_learned_operator_takes_no_other_cache() -> None:

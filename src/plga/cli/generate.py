@@ -20,8 +20,8 @@ def command(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="recompute: G_LM rebuilt at each token; prompt: kept from the prompt; constant: frozen. "
-            "By default what the checkpoint says."
+            help="recompute: G_LM rebuilt at each token; prompt: kept from the prompt; chunked: rebuilt at each chunk, "
+            "for a chunked Gram; constant: frozen. By default what the checkpoint says."
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
@@ -52,8 +52,8 @@ def command(
         raise ValueError(f"--top-p is {top_p:g}, expected in (0, 1]")
     if not 1e-6 <= repetition_penalty <= 1e6:
         raise ValueError(f"--repetition-penalty is {repetition_penalty:g}, expected in [1e-6, 1e6]")
-    if mode not in (None, "recompute", "prompt", "constant"):
-        raise ValueError(f"--mode is {mode!r}, expected one of recompute, prompt, constant")
+    if mode not in (None, "recompute", "prompt", "chunked", "constant"):
+        raise ValueError(f"--mode is {mode!r}, expected one of recompute, prompt, chunked, constant")
 
     import torch
     from transformers import TextStreamer

@@ -25,7 +25,7 @@ def command(
 
     architecture = Table(title=escape(str(checkpoint)), show_header=False)
     operator = config.operator if config.operator == "learned" else f"constant ({config.constant})"
-    modes = "recompute, prompt, constant (frozen on a text)" if config.operator == "learned" else "constant"
+    modes = ", ".join((*config.modes, *(("constant (frozen on a text)",) if config.operator == "learned" else ())))
     for name, value in (
         ("layers", config.num_hidden_layers),
         ("heads x width", f"{config.num_attention_heads} x {config.head_dim}"),

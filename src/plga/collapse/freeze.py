@@ -27,6 +27,8 @@ def freeze(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
     """
     config = copy.deepcopy(model.config)
     config.operator, config.constant = "constant", "external"
+    if config.gram == "chunked":  # a constant is built from no Gram
+        config.gram, config.operator_mode = "global", "recompute"
     shape = (config.num_hidden_layers, config.num_attention_heads, config.head_dim, config.head_dim)
     if tuple(curvature.shape) != shape:
         raise ValueError(f"curvature is {tuple(curvature.shape)}, expected {shape}: [L, H, d, d] of the model")
@@ -46,6 +48,8 @@ def freeze(model: PldrForCausalLM, curvature: Tensor) -> PldrForCausalLM:
 
 def freeze_on(model: PldrForCausalLM, input_ids: Tensor) -> tuple[PldrForCausalLM, float]:
     """Freeze a learned operator at its mean over some inputs, and tell how much it fluctuates over them.
+
+    With a chunked Gram, mean and fluctuation are those over all chunks of all inputs.
 
     Args:
         model: with a learned operator.

@@ -21,6 +21,8 @@ class Deductive(NamedTuple):
 def deductive_outputs(model: PldrForCausalLM, input_ids: Tensor) -> Deductive:
     """Deductive outputs of a learned operator for each row of ``input_ids`` [N, S], none of it padding.
 
+    With a chunked Gram every row has C operators; each of them counts as one of an input of its own, N C in all.
+
     Raises:
         ValueError: the operator of ``model`` is constant.
     """
@@ -32,7 +34,8 @@ def deductive_outputs(model: PldrForCausalLM, input_ids: Tensor) -> Deductive:
         layers = model.model(input_ids=input_ids, use_cache=False, output_deductive=True).deductive
     finally:
         model.train(training)
-    return Deductive(*(torch.stack(tensors, dim=1) for tensors in zip(*layers, strict=True)))
+    by_input = ([tensor.flatten(0, -4) for tensor in tensors] for tensors in zip(*layers, strict=True))
+    return Deductive(*(torch.stack(tensors, dim=1) for tensors in by_input))
 
 
 def fluctuation(outputs: Tensor) -> float:

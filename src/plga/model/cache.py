@@ -1,77 +1,103 @@
 """Cache of a PLDR-LLM: keys, values and, per sequence, the operator G_LM (arXiv:2502.13502)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from plga.model.configuration import MODES, PldrConfig
+from plga.model.configuration import MODES, PldrConfig, require_mode
+
+
+class ChunkState(NamedTuple):
+    """What the chunk that the next token of each sequence stands in needs; each [B, H, d, d].
+
+    ``finished`` and ``running``: Grams of the real tokens before that chunk and in it; ``curvature``: its G_LM, which
+    does not count before its first token.
+    """
+
+    finished: Tensor
+    running: Tensor
+    curvature: Tensor
 
 
 class PldrCacheLayer(DynamicLayer):
-    """Keys and values of one layer and the G_LM, [B, H, d, d], that its sequences keep from their prompts."""
+    """Keys and values of one layer; and the G_LM, [B, H, d, d], kept from the prompts, or the state of the chunks."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.curvature: Tensor | None = None
+        self.chunks: ChunkState | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         # Before 5.24 values start in the dtype of the keys, which would round the positions that `recompute` keeps.
         self.values: Tensor | None = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
-    def _map_curvature(self, function: Any) -> None:
+    def _map_operator(self, function: Any) -> None:
         if self.curvature is not None:
             self.curvature = function(self.curvature)
+        if self.chunks is not None:
+            self.chunks = ChunkState(*map(function, self.chunks))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
-        self._map_curvature(lambda g: g.index_select(0, beam_idx.to(g.device)))
+        self._map_operator(lambda g: g.index_select(0, beam_idx.to(g.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
-        self._map_curvature(lambda g: g.repeat_interleave(repeats, dim=0))
+        self._map_operator(lambda g: g.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self._map_curvature(lambda g: g[indices])
+        self._map_operator(lambda g: g[indices])
 
     def offload(self) -> None:
         super().offload()
-        self._map_curvature(lambda g: g.to("cpu", non_blocking=True))
+        self._map_operator(lambda g: g.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
         super().prefetch()
-        self._map_curvature(lambda g: g.to(self.device, non_blocking=True))
+        self._map_operator(lambda g: g.to(self.device, non_blocking=True))
 
     def crop(self, tokens_to_remove: int) -> None:
+        length = self.get_seq_length()
+        # A positive number, which newer versions refuse, is the length to be left.
+        left = min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove
+        if self.chunks is not None and 0 < left < length:
+            raise ValueError(
+                f"crop would leave {left} of {length} tokens, expected all or none: mode 'chunked' keeps sums over "
+                "tokens, of which none can be taken back; copy the cache before such tokens instead"
+            )
         super().crop(tokens_to_remove)
         if self.get_seq_length() == 0:  # nothing of the prompt is left, so its operator goes too
-            self.curvature = None
+            self.curvature = self.chunks = None
 
     def reset(self) -> None:
         super().reset()
         # Dropped, not zeroed: the next prompt starts a new sequence.
-        self.curvature = None
+        self.curvature = self.chunks = None
         self.keys = self.values = None
         self.is_initialized = False
 
 
 class PldrCache(Cache):
-    """Cache for generation with a learned operator, in one of three modes.
+    """Cache for generation with a learned operator, in one of four modes.
 
     ``recompute``: G is rebuilt from the whole known prefix at each step (the online contract). As every row of every
     layer then changes with each token, keys and values cannot be kept; what is kept is the prefix itself, embedded.
     ``prompt``: G is built once from the prompt and kept for that sequence, with keys and values.
+    ``chunked``: for a chunked Gram, whose rows never change: keys and values, the Gram of all finished chunks, the Gram
+    of the running chunk, and its G, which is built anew once a chunk. Equal to one pass over the whole sequence.
     ``constant``: keys and values only. For a constant operator any Transformers cache does, this one too.
 
     Beam search, batch repetition and selection, and ``crop`` act on all of it. In mode ``prompt`` a crop into the
-    prompt keeps the G of the whole prompt, until nothing of it is left.
+    prompt keeps the G of the whole prompt, until nothing of it is left; in mode ``chunked`` it removes everything or
+    nothing, as a sum over tokens gives none back.
 
     Args:
         config: of the model.
-        mode: ``recompute``, ``prompt`` or ``constant``; None: what the config says.
+        mode: one of MODES that the operator can run in; None: what the config says.
 
     Raises:
         ValueError: an unknown mode, or one that the config's operator cannot run in.
@@ -82,8 +108,7 @@ class PldrCache(Cache):
             mode = config.operator_mode if config.operator == "learned" else "constant"
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-        if (mode == "constant") != (config.operator == "constant"):
-            raise ValueError(f"mode is {mode!r}, but the operator of this model is {config.operator}")
+        require_mode(config, mode, f"mode is {mode!r}")
         self.mode = mode
         count = 1 if mode == "recompute" else config.num_hidden_layers
         super().__init__(layers=[PldrCacheLayer() for _ in range(count)])
@@ -113,7 +138,23 @@ class PldrCache(Cache):
         assert isinstance(layer, PldrCacheLayer)
         layer.curvature = curvature
 
+    def chunk_state(self, layer_idx: int) -> ChunkState | None:
+        """What mode ``chunked`` kept for the next token of layer ``layer_idx``, or None before the first."""
+        layer = self.layers[layer_idx]
+        return layer.chunks if isinstance(layer, PldrCacheLayer) else None
+
+    def keep_chunk_state(self, state: ChunkState, layer_idx: int) -> None:
+        """Keep what the next token needs."""
+        layer = self.layers[layer_idx]
+        assert isinstance(layer, PldrCacheLayer)
+        layer.chunks = state
+
     def nbytes(self) -> int:
-        """Bytes held: keys, values, prefix and operators."""
-        tensors = [t for layer in self.layers for t in (layer.keys, layer.values, getattr(layer, "curvature", None))]
+        """Bytes held: keys, values, prefix, operators and Grams."""
+        tensors = [
+            t
+            for layer in self.layers
+            if isinstance(layer, PldrCacheLayer)
+            for t in (layer.keys, layer.values, layer.curvature, *(layer.chunks or ()))
+        ]
         return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))

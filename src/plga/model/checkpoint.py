@@ -119,7 +119,8 @@ def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) 
     path, config = Path(path), model.config
     if path.suffix != ".pth":
         raise ValueError(f"{path}: expected a name that ends in .pth")
-    for name, value in {"rope_interleaved": True, "rope_theta": 10000.0, "layer_norm_eps": 1e-6}.items():
+    fixed = {"rope_interleaved": True, "rope_theta": 10000.0, "layer_norm_eps": 1e-6, "gram": "global"}
+    for name, value in fixed.items():
         if getattr(config, name) != value:
             raise ValueError(f"{name} is {getattr(config, name)}, expected {value}: a .pth cannot say otherwise")
     left_out = () if config.operator == "learned" else ("num_reslayerA", "num_denseA", "A_dff")

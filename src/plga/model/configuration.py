@@ -7,7 +7,8 @@ from transformers.configuration_utils import PreTrainedConfig
 
 OPERATORS = ("learned", "constant")
 CONSTANTS = ("identity", "random", "external")
-MODES = ("recompute", "prompt", "constant")
+GRAMS = ("global", "chunked")
+MODES = ("recompute", "prompt", "chunked", "constant")
 INITIALIZATIONS = ("xavier_normal", "xavier_uniform")
 METRIC_INITIALIZATIONS = ("xavier", "small")
 
@@ -34,8 +35,12 @@ class PldrConfig(PreTrainedConfig):
         constant: which constant: ``identity`` (SDPA), ``random`` (entries N(0, 1/d), seeded), ``external`` (set by
             a checkpoint or by hand; NaN until then, which the model refuses).
         constant_seed: of ``random``.
+        gram: the tokens that G_LM of a learned operator is built from: ``global``, all of them (published), or
+            ``chunked``, for each chunk those before it (experimental, a conjecture; then no row sees its target).
+        gram_chunk: tokens a chunk.
         operator_mode: how a learned operator generates unless told otherwise: ``recompute`` (online contract) or
-            ``prompt`` (G kept from the prompt, the published G-cache).
+            ``prompt`` (G kept from the prompt, the published G-cache); with a chunked Gram ``chunked``, the only one.
+            None: the first that there is.
         operator_initialization: law of W, P and a: ``xavier_normal`` (published trainings) or ``xavier_uniform``
             (published Transformers port).
         metric_initialization: start of the metric tensor: ``xavier`` (published: W by ``operator_initialization``,
@@ -65,7 +70,9 @@ class PldrConfig(PreTrainedConfig):
     operator: str = "learned"
     constant: str = "external"
     constant_seed: int = 0
-    operator_mode: str = "recompute"
+    gram: str = "global"
+    gram_chunk: int = 128
+    operator_mode: str | None = None
     operator_initialization: str = "xavier_normal"
     metric_initialization: str = "xavier"
     use_cache: bool = True
@@ -85,6 +92,8 @@ class PldrConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3
+        if self.operator_mode is None:
+            self.operator_mode = self._learned_modes[0]
         super().__post_init__(**kwargs)
         # Here, not left to @strict: it would wrap the ValueError in an exception that is none.
         self.validate_architecture()
@@ -103,6 +112,15 @@ class PldrConfig(PreTrainedConfig):
                 f"{self.hidden_size} / {self.num_attention_heads}"
             )
 
+    @property
+    def _learned_modes(self) -> tuple[str, ...]:
+        return ("chunked",) if self.gram == "chunked" else ("recompute", "prompt")
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those of MODES that the operator can generate in."""
+        return ("constant",) if self.operator == "constant" else self._learned_modes
+
     def validate_architecture(self) -> None:
         """Raise ValueError on impossible numbers; called by every construction."""
         for name in (
@@ -115,6 +133,7 @@ class PldrConfig(PreTrainedConfig):
             "num_metric_units",
             "num_metric_blocks",
             "max_position_embeddings",
+            "gram_chunk",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected >= 1")
@@ -135,11 +154,24 @@ class PldrConfig(PreTrainedConfig):
         for name, allowed in (
             ("operator", OPERATORS),
             ("constant", CONSTANTS),
-            ("operator_mode", MODES[:2]),
+            ("gram", GRAMS),
+            ("operator_mode", self._learned_modes),
             ("operator_initialization", INITIALIZATIONS),
             ("metric_initialization", METRIC_INITIALIZATIONS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+        if self.gram == "chunked" and self.operator == "constant":
+            raise ValueError(
+                "gram is 'chunked' and operator 'constant', expected gram 'global': a constant is built from no Gram"
+            )
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings is True, expected False: a PLDR-LLM has an untied linear head")
+
+
+def require_mode(config: PldrConfig, mode: str, what: str) -> None:
+    """Raise ValueError, beginning with ``what``, unless the operator of the model can generate in ``mode``."""
+    if mode not in config.modes:
+        operator = config.operator if config.gram == "global" else f"{config.operator} with a {config.gram} Gram"
+        expected = " or ".join(config.modes)
+        raise ValueError(f"{what}, but the operator of this model is {operator}, expected {expected}")

@@ -21,7 +21,8 @@ class PldrGenerationMixin(GenerationMixin):
         Prompts padded on the right are first padded on the left: the next token is read off the last column.
 
         Args:
-            operator_mode: ``recompute`` or ``prompt`` for a learned operator; None: what the config says.
+            operator_mode: ``recompute`` or ``prompt`` for a learned operator, ``chunked`` for one with a chunked Gram;
+                None: what the config says.
 
         Raises:
             ValueError: a mode that the operator cannot run in, or a chunked prompt in mode ``prompt``.
@@ -66,6 +67,8 @@ class PldrGenerationMixin(GenerationMixin):
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from
         # all, which is neither the online contract nor a G_LM from the prompt.
+        if self.config.gram == "chunked":
+            raise ValueError("assisted decoding needs a constant operator: mode 'chunked' takes no token back")
         if self.config.operator == "learned":
             raise ValueError("assisted decoding needs a constant operator: it reads many rows of one pass")
         return super()._assisted_decoding(*args, **kwargs)

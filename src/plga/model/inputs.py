@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plga.model.cache import PldrCache
-from plga.model.configuration import PldrConfig
+from plga.model.configuration import PldrConfig, require_mode
 
 
 def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
@@ -31,8 +31,8 @@ def require_fit(config: PldrConfig, cache: Any, attention_mask: Tensor | None) -
             f"cache is {type(cache).__name__}, expected PldrCache: G_LM of a learned operator depends on the "
             "input and must be rebuilt or kept with the keys and values"
         )
-    if isinstance(cache, PldrCache) and (cache.mode == "constant") == learned:
-        raise ValueError(f"cache is in mode {cache.mode!r}, but the operator of this model is {config.operator}")
+    if isinstance(cache, PldrCache):
+        require_mode(config, cache.mode, f"cache is in mode {cache.mode!r}")
     if learned and attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
             f"attention_mask is {tuple(attention_mask.shape)}, expected [B, S]: a learned operator must know "
@@ -44,6 +44,8 @@ def require_blocks(config: PldrConfig, blocks: int, tokens: int, attention_mask:
     """Raise ValueError unless every sequence of this pass is whole and long enough for so many blocks."""
     if config.operator != "learned":
         raise ValueError(f"alignment_blocks is {blocks}, but the operator of this model is constant: every G_LM is one")
+    if config.gram != "global":
+        raise ValueError(f"alignment_blocks is {blocks}, but a chunked Gram gives a sequence no one G_LM")
     if past:
         raise ValueError(f"alignment_blocks is {blocks}, but the cache holds {past} tokens: expected whole sequences")
     if attention_mask is not None and not torch.compiler.is_compiling():

@@ -20,6 +20,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from plga.model.cache import PldrCache
+from plga.model.chunked import ChunkedOperator
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
@@ -27,6 +28,7 @@ from plga.model.initialization import initialize
 from plga.model.inputs import real_positions, require_blocks, require_fit, require_tokens
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.ops.attention import bend
+from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
 
 
@@ -84,7 +86,8 @@ class PldrAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        operator = LearnedOperator if config.operator == "learned" else ConstantOperator
+        learned = ChunkedOperator if config.gram == "chunked" else LearnedOperator
+        operator = learned if config.operator == "learned" else ConstantOperator
         self.operator = operator(config, layer_idx)
 
     @accepts_either_cache_name
@@ -95,6 +98,7 @@ class PldrAttention(nn.Module):
         attention_mask: Tensor | None = None,
         token_mask: Tensor | None = None,
         cache: Cache | None = None,
+        chunks: Layout | None = None,
         alignment_blocks: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
@@ -107,12 +111,15 @@ class PldrAttention(nn.Module):
         cos, sin = position_embeddings
         query, key = (self.rotate(x, cos, sin, check_values=False) for x in (query, key))
 
-        deductive = self.operator(query, token_mask, cache)
+        deductive = self.operator(query, token_mask if chunks is None else chunks, cache)
         alignment = None
         if alignment_blocks is not None:
             assert isinstance(self.operator, LearnedOperator)
             alignment = self.operator.alignment(query, token_mask, deductive.curvature, alignment_blocks)
-        query = bend(query, deductive.curvature, check_values=False)
+        if chunks is None:
+            query = bend(query, deductive.curvature, check_values=False)
+        else:
+            query = bend_chunks(query, deductive.curvature, chunks)
         if cache is not None:
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
 
@@ -273,6 +280,9 @@ class PldrModel(PldrPreTrainedModel):
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
             past, layer_cache = 0, None
         token_mask = attention_mask[:, past:].bool() if learned and attention_mask is not None else None
+        chunks = None
+        if self.config.gram == "chunked":
+            chunks = layout(self.config.gram_chunk, new, past, attention_mask)
 
         causal_mask = create_causal_mask(
             config=self.config,
@@ -294,6 +304,7 @@ class PldrModel(PldrPreTrainedModel):
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
                 token_mask=token_mask,
+                chunks=chunks,
                 position_ids=position_ids,
                 use_cache=use_cache,
                 alignment_blocks=alignment_blocks,

@@ -35,6 +35,8 @@ _OURS_ONLY = (
     "operator",
     "constant",
     "constant_seed",
+    "gram",
+    "gram_chunk",
     "operator_mode",
     "operator_initialization",
     "metric_initialization",
@@ -79,6 +81,12 @@ class PldrllmConfig(PldrConfig):
         # The published modules are not on this side, so neither is the pointer to them.
         kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """As PldrConfig's; and raise ValueError on what the published format has no word for."""
+        super().validate_architecture()
+        if self.gram != "global":
+            raise ValueError(f"gram is {self.gram!r}, expected 'global': the published format has no other")
 
     @property
     def custom_G_type(self) -> str | None:

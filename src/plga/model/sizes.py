@@ -43,7 +43,8 @@ def bytes_per_sequence(config: PldrConfig, tokens: int, dtype: torch.dtype) -> d
 
     Returns:
         ``KV-cache``: keys and values, all layers; ``G_LM``: of the sequence (learned) or shared by all (constant);
-        and with a learned operator ``prefix``, what mode recompute keeps instead of the two (embeddings, positions).
+        and with a learned operator ``prefix``, what mode recompute keeps instead of the two (embeddings, positions), or
+        ``Grams``, what mode chunked keeps beside them.
     """
     learned = config.operator == "learned"
     numbers = config.num_hidden_layers * config.num_attention_heads * config.head_dim**2
@@ -52,6 +53,8 @@ def bytes_per_sequence(config: PldrConfig, tokens: int, dtype: torch.dtype) -> d
         "KV-cache": 2 * config.num_hidden_layers * tokens * config.hidden_size * dtype.itemsize,
         "G_LM": numbers * curvature_dtype.itemsize,
     }
-    if learned:
+    if config.gram == "chunked":
+        sizes["Grams"] = 2 * sizes["G_LM"]
+    elif learned:
         sizes["prefix (recompute)"] = tokens * (config.hidden_size * dtype.itemsize + torch.int64.itemsize)
     return sizes
