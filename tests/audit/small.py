@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from plga.audit import demo
+from plga.training.data import standard_library
 from plga.training.recipe import Recipe
 
 _SETTINGS = demo.Settings
@@ -24,10 +25,10 @@ def texts() -> Iterator[str]:
 
 
 def install() -> None:
-    """Make every demo of this process a small one."""
+    """Make every demo of this process, and the standard library, a small one."""
     for name, value in SIZES.items():
         setattr(demo, name, value)
-    demo.standard_library = texts
+    demo.standard_library = standard_library.standard_library = texts
     demo.Settings = settings  # type: ignore[misc]
 
 

@@ -16,7 +16,7 @@ from plga.collapse.fidelity import compare, decode
 from plga.collapse.freeze import freeze_on
 from plga.criticality.order_parameter import deductive_outputs, fluctuation
 from plga.model.modeling import PldrForCausalLM
-from plga.training.corpus import Windows, pack
+from plga.training.data.windows import Windows, pack
 from plga.training.loop import Trainer
 from plga.training.objective import next_token_loss
 from tests.audit import small

@@ -8,7 +8,7 @@ import torch
 from plga.collapse.freeze import freeze
 from plga.model.checkpoint import save_model
 from plga.model.modeling import PldrForCausalLM
-from plga.training.corpus import train_tokenizer
+from plga.training.data.tokenizer import train_tokenizer
 from tests.audit import small
 from tests.training import examples
 from tests.training.examples import one_thread

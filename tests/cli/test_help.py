@@ -16,7 +16,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("generate",), ("info",), ("convert",)])
+@pytest.mark.parametrize("command", [(), ("demo",), ("generate",), ("info",), ("convert",), ("tokenizer", "train")])
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     process = fresh(*command, "--help", code=CODE)
     out, err = process.communicate()
@@ -24,7 +24,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert "Usage:" in out
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
-        assert all(name in out for name in ("demo", "generate", "info", "convert"))
+        assert all(name in out for name in ("demo", "generate", "info", "convert", "tokenizer"))
 
 
 def test_help_answers_in_half_a_second() -> None:
@@ -41,7 +41,14 @@ def test_help_answers_in_half_a_second() -> None:
 
 
 def test_usage_errors_exit_with_2_and_no_traceback() -> None:
-    for arguments in (("generate",), ("nothing",), ("info", "--nothing"), ("demo", "--seed", "-1")):
+    for arguments in (
+        ("generate",),
+        ("nothing",),
+        ("info", "--nothing"),
+        ("demo", "--seed", "-1"),
+        ("tokenizer", "train"),
+        ("tokenizer", "nothing"),
+    ):
         process = fresh(*arguments)
         out, err = process.communicate()
         assert process.returncode == 2

@@ -8,7 +8,7 @@ import torch
 
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
-from plga.training.corpus import Windows
+from plga.training.data.windows import Windows
 from plga.training.recipe import Recipe
 
 VOCABULARY, CONTEXT = 40, 12

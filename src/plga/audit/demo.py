@@ -20,7 +20,9 @@ from plga.criticality.order_parameter import Deductive, deductive_outputs, fluct
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 from plga.ops.spectrum import singular_values
-from plga.training.corpus import SPECIAL_TOKENS, Windows, pack, standard_library, train_tokenizer
+from plga.training.data.standard_library import standard_library
+from plga.training.data.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from plga.training.data.windows import Windows, pack
 from plga.training.loop import Trainer
 from plga.training.objective import next_token_loss
 from plga.training.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from plga.cli import convert, demo, generate, info
+from plga.cli import convert, demo, generate, info, tokenizer
 
 
 class _Commands(TyperGroup):
@@ -43,6 +43,7 @@ app = typer.Typer(
 )
 for module in (demo, generate, info, convert):
     app.command(module.__name__.rpartition(".")[2])(module.command)
+app.add_typer(tokenizer.app, name="tokenizer")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,23 +13,18 @@ from safetensors import SafetensorError
 
 
 @contextmanager
-def new_directory(target: Path, overwrite: bool) -> Iterator[Path]:
+def new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint of a PLDR-LLM") -> Iterator[Path]:
     """A temporary directory beside ``target`` that takes its place when the block ends without an error.
 
     On an error, or when the process is interrupted in the block, the temporary directory goes and ``target`` stays as
     it was. What is written is on the disk before it is renamed.
 
     Raises:
-        FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
-            holds no checkpoint.
+        FileExistsError: as ``check_new_directory``.
         OSError: the disk is full, and whatever else the file system says.
     """
     target = target.resolve()
-    full = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if full and not overwrite:
-        raise FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
-    if full and not _is_checkpoint(target):
-        raise FileExistsError(f"{target} exists and is not a checkpoint of a PLDR-LLM alone, so it is not overwritten")
+    full = check_new_directory(target, overwrite, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = _sibling(target), _sibling(target)
     temporary.mkdir()
@@ -51,6 +46,26 @@ def new_directory(target: Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint of a PLDR-LLM") -> bool:
+    """Whether there is something that ``new_directory`` will replace.
+
+    Args:
+        target: new or empty, or with ``overwrite`` what is to be replaced.
+        kind: what that has to be: "a checkpoint of a PLDR-LLM" or "a tokenizer".
+
+    Raises:
+        FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
+            holds something else than ``kind``.
+    """
+    target = target.resolve()
+    full = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if full and not overwrite:
+        raise FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
+    if full and not _REPLACEABLE[kind](target):
+        raise FileExistsError(f"{target} exists and is not {kind} alone, so it is not overwritten")
+    return full
 
 
 @contextmanager
@@ -85,6 +100,19 @@ def _is_checkpoint(directory: Path) -> bool:
     return kind in ("pldr", "pldrllm") and not any(path.is_dir() for path in directory.iterdir())
 
 
+def _is_tokenizer(directory: Path) -> bool:
+    """Whether a directory holds a tokenizer and nothing else."""
+    needed = {"tokenizer.json", "tokenizer_config.json"}
+    found = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    return needed <= found <= needed | {"special_tokens_map.json"}
+
+
+_REPLACEABLE: dict[str, Callable[[Path], bool]] = {
+    "a checkpoint of a PLDR-LLM": _is_checkpoint,
+    "a tokenizer": _is_tokenizer,
+}
+
+
 def _sibling(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
 
@@ -100,11 +128,11 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Turn what safetensors and torch make of a failed write back into the OSError that it was."""
+    """Turn what safetensors, torch and tokenizers make of a failed write back into the OSError that it was."""
     try:
         yield
-    except (SafetensorError, RuntimeError, OSError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__
+    except Exception as error:  # tokenizers raises nothing more special
+        cause = error.__context__ if isinstance(error, SafetensorError | RuntimeError) else error
         number = cause.errno if isinstance(cause, OSError) else _os_error(str(error))
         if number is None:
             raise
@@ -112,6 +140,6 @@ def _disk_errors(target: Path) -> Iterator[None]:
 
 
 def _os_error(message: str) -> int | None:
-    """The number in a message of the safetensors library."""
+    """The number in a message of a library written in Rust."""
     match = re.search(r"os error (\d+)", message)
     return int(match[1]) if match else None

@@ -9,7 +9,7 @@ import torch
 from plga.model.atomic import new_file
 from plga.model.modeling import PldrForCausalLM
 from plga.model.pickles import load_tensors
-from plga.training.corpus import Windows
+from plga.training.data.windows import Windows
 from plga.training.objective import next_token_loss
 from plga.training.recipe import Recipe
 

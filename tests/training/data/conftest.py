@@ -1,0 +1,18 @@
+"""What the tests of this package share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.data import corpora
+from tests.training.examples import one_thread
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer whose tokens are numbers: "17" is token 17. Not to be written to."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    corpora.tokenizer().save_pretrained(folder)
+    return folder
