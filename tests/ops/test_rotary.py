@@ -117,6 +117,21 @@ def test_layouts_differ_by_a_permutation(lead, length, half, dtype, seed) -> Non
     assert torch.equal(rotate_half(x[..., order], cos, sin), rotate_interleaved(x, cos, sin)[..., order])
 
 
+@given(st.integers(1, 3), st.integers(1, 3), LENGTHS, HALVES, DTYPES, SEEDS)
+def test_interleaved_rotation_has_the_bits_of_its_formula(batch, heads, length, half, dtype, seed) -> None:
+    """In value and gradient, and wherever the numbers lie: here heads inside of rows, off by one number."""
+    count = batch * length * heads * 2 * half
+    x = normal(count + 1, seed=seed, dtype=dtype)[1:].view(batch, length, heads, 2 * half).transpose(1, 2)
+    x.requires_grad_()
+    cos, sin = tables(torch.arange(length), inverse_frequencies(2 * half), dtype)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    formula = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+    ours = rotate_interleaved(x, cos, sin)
+    assert torch.equal(ours, formula) and ours.is_contiguous()
+    direction = normal(*ours.shape, seed=seed + 1, dtype=dtype)
+    assert torch.equal(*(torch.autograd.grad(y, x, direction)[0] for y in (ours, formula)))
+
+
 @given(st.booleans(), st.integers(1, 3), st.integers(1, 3), LENGTHS, HALVES, SEEDS)
 def test_equals_the_numpy_reference(interleaved, batch, heads, length, half, seed) -> None:
     x = normal(batch, heads, length, 2 * half, seed=seed)

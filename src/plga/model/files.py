@@ -24,7 +24,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Tensors of ``model.safetensors``, or of the files that its index names."""
     index = path / "model.safetensors.index.json"
     if not index.is_file():
-        return _read_safetensors_file(path / "model.safetensors")
+        return read_safetensors_file(path / "model.safetensors")
     weight_map = read_json(index, "the weights are sharded").get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(n, str) and Path(n).name == n for n in weight_map.values()
@@ -32,7 +32,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{index}: expected weight_map, from tensor names to files of this directory")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
-        shard = _read_safetensors_file(path / name)
+        shard = read_safetensors_file(path / name)
         promised = {key for key, file in weight_map.items() if file == name}
         if shard.keys() != promised:
             raise ValueError(
@@ -42,7 +42,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_safetensors_file(file: Path) -> dict[str, Tensor]:
+def read_safetensors_file(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file, expected the tensors of the checkpoint")
     try:

@@ -10,15 +10,20 @@ from plga.model.configuration import PldrConfig, require_mode
 
 
 def require_tokens(input_ids: Tensor, vocab_size: int) -> None:
-    """Raise ValueError on no token or one outside the vocabulary; on the CPU alone.
+    """Raise ValueError on no token or one outside the vocabulary; on the CPU alone."""
+    if input_ids.shape[-1] == 0 and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected at least one token")
+    require_in_vocabulary(input_ids, vocab_size)
+
+
+def require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
+    """Raise ValueError on an id below 0 or not below ``vocab_size``, where ``ids`` of any shape are on the CPU.
 
     On an accelerator a look at the numbers would wait for it, and it stops by itself.
     """
-    if input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    if input_ids.shape[-1] == 0:
-        raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected at least one token")
-    outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
     if outside.numel():
         raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} pieces")
 

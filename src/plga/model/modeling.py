@@ -25,7 +25,8 @@ from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cach
 from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
 from plga.model.initialization import initialize
-from plga.model.inputs import real_positions, require_blocks, require_fit, require_tokens
+from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
+from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
@@ -42,10 +43,14 @@ class PldrModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class PldrCausalLMOutput(CausalLMOutputWithPast):
-    """Output of PldrForCausalLM; ``deductive`` and ``alignment`` are those of PldrModelOutput."""
+    """Output of PldrForCausalLM; ``deductive`` and ``alignment`` are those of PldrModelOutput.
+
+    With ``next_tokens`` there are no ``logits`` but the ``last_hidden_state``, [B, S, d_model], which the head reads.
+    """
 
     deductive: tuple[DeductiveOutputs, ...] | None = None
     alignment: tuple[Tensor, ...] | None = None
+    last_hidden_state: Tensor | None = None
 
 
 def eager_attention(
@@ -315,8 +320,10 @@ class PldrModel(PldrPreTrainedModel):
                 deductive.append(DeductiveOutputs(*layer_outputs))
             if layer_alignment is not None:
                 alignment.append(layer_alignment)
+        if hidden_states.shape[1] != new:  # not a view where it need not be: FSDP warns of views
+            hidden_states = hidden_states[:, -new:]
         return PldrModelOutput(
-            last_hidden_state=hidden_states[:, -new:],
+            last_hidden_state=hidden_states,
             deductive=tuple(deductive) if output_deductive else None,
             alignment=tuple(alignment) if alignment_blocks is not None else None,
             **{CACHE_NAME: cache},
@@ -350,6 +357,8 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         output_deductive: bool = False,
         alignment_blocks: int | None = None,
+        next_tokens: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> PldrCausalLMOutput:
         """Next-token logits [B, S, V]; arguments as for PldrModel.forward.
@@ -357,7 +366,17 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
         Args:
             labels: [B, S], shifted inside; -100 is ignored. Gives ``loss``, the mean next-token cross-entropy, nats.
             logits_to_keep: how many rows from the end (0: all), or which.
+            next_tokens: [B, S], labels that are shifted already. Gives the same loss in less time and memory, and no
+                logits: head and loss are one function, inside this call, where DDP and FSDP expect them.
+            num_items_in_batch: divide the sum of the loss by it, not by the number of targets given.
+
+        Raises:
+            ValueError: as PldrModel.forward; both kinds of labels, or ``next_tokens`` that do not fit.
         """
+        if next_tokens is not None:
+            if labels is not None:
+                raise ValueError("expected at most one of labels and next_tokens")
+            require_in_vocabulary(next_tokens.masked_fill(next_tokens == IGNORED, 0), self.config.vocab_size)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -369,11 +388,20 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             alignment_blocks=alignment_blocks,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
+        last_hidden_state, logits, loss = outputs.last_hidden_state, None, None
+        if next_tokens is not None:
+            loss = next_token_cross_entropy(last_hidden_state, self.lm_head, next_tokens, num_items_in_batch)
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(last_hidden_state[:, kept])
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                **kwargs,
+            )
         return PldrCausalLMOutput(
             loss=loss,
             logits=logits,
@@ -381,6 +409,7 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             attentions=outputs.attentions,
             deductive=outputs.deductive,
             alignment=outputs.alignment,
+            last_hidden_state=last_hidden_state if next_tokens is not None else None,
             **{CACHE_NAME: outputs.get(CACHE_NAME)},
         )
 
