@@ -118,3 +118,29 @@ def perron(m: Tensor, tolerance: float | None = None, max_iterations: int = 10_0
     if not bool(torch.isfinite(root).all()):
         raise ValueError(f"m is {tuple(m.shape)} with a Perron root beyond {m.dtype}, expected smaller entries")
     return Perron(root, right, left, residual, iteration)
+
+
+def cycle_share(m: Tensor) -> Tensor:
+    """ρ(M) / σ₁(M), the share of a matrix's size that its cycles carry: the largest eigenvalue over the largest
+    singular value.
+
+    It is 0 where the graph of M has no cycle (M is nilpotent) and 1 where nothing of M is lost on the way round
+    (M is normal, a permutation for one).
+
+    Args:
+        m: [..., d, d], finite.
+
+    Returns:
+        [...], float64, in [0, 1]; 0 for a zero matrix.
+
+    Raises:
+        ValueError: ``m`` is not a finite floating [..., d, d].
+    """
+    _check.square("m", m)
+    _check.finite("m", m)
+    # Both in units of the largest entry, so that neither leaves the dtype.
+    peak = m.double().abs().amax(dim=(-2, -1), keepdim=True)
+    unit = m.double() / torch.where(peak > 0, peak, 1.0)
+    radius = torch.linalg.eigvals(unit).abs().amax(dim=-1)
+    norm = torch.linalg.svdvals(unit)[..., 0]
+    return torch.where(norm > 0, (radius / norm).clamp(max=1.0), 0.0)
