@@ -6,6 +6,7 @@ import pytest
 
 from plga.audit import demo
 from tests.audit import small
+from tests.training import runs
 from tests.training.examples import one_thread
 
 __all__ = ["one_thread"]
@@ -17,5 +18,5 @@ def small_demo() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.SIZES.items():
             patch.setattr(demo, name, value)
-        patch.setattr(demo, "standard_library", small.texts)
+        patch.setattr("plga.training.data.dataset.standard_library", lambda: iter(runs.texts()))
         yield

@@ -48,29 +48,29 @@ class Ending:
         return self.err.removeprefix("plga: error: ").strip()
 
 
-def plga(*arguments: object, file_limit: int | None = None, small_demo: bool = False) -> Ending:
+def plga(*arguments: object, file_limit: int | None = None, small_library: bool = False) -> Ending:
     """Run ``plga ARGUMENTS``.
 
     Args:
         file_limit: bytes above which the kernel refuses to write a file, as on a full disk.
-        small_demo: let ``plga demo`` be that of tests/audit/small.py.
+        small_library: train on the few texts of tests/training/runs.py, and let ``plga demo`` be small.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("out", "err")]
-        process = CONTEXT.Process(target=_run, args=([str(a) for a in arguments], streams, file_limit, small_demo))
+        process = CONTEXT.Process(target=_run, args=([str(a) for a in arguments], streams, file_limit, small_library))
         process.start()
         process.join()
         return Ending(process.exitcode, *(stream.read_text(encoding="utf-8") for stream in streams))
 
 
-def _run(arguments: list[str], streams: list[Path], file_limit: int | None, small_demo: bool) -> None:
+def _run(arguments: list[str], streams: list[Path], file_limit: int | None, small_library: bool) -> None:
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w"), "utf-8", "backslashreplace") for n in (1, 2))
     torch.set_num_threads(1)
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-    if small_demo:
+    if small_library:
         small.install()
     sys.argv = ["plga", *arguments]
     main()

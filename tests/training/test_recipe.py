@@ -1,6 +1,7 @@
 """The published recipe: schedule by hand, optimizer as published, impossible numbers."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from plga.training.recipe import Recipe
 from tests.training import examples
 
-RECIPE = Recipe(learning_rate=8e-3, warmup=4, steps=14, stop=14)
+RECIPE = Recipe(learning_rate=8e-3, warmup=4, steps=14)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,18 @@ def test_learning_rate_by_hand(step: int, share: float) -> None:
 
 
 def test_without_warmup_the_cosine_starts_at_once() -> None:
-    assert Recipe(learning_rate=1.0, warmup=0, steps=10, stop=10).learning_rate_at(0) == 1.0
+    assert Recipe(learning_rate=1.0, warmup=0, steps=10).learning_rate_at(0) == 1.0
+
+
+def test_warmup_as_a_share_is_that_of_the_steps() -> None:
+    by_share, by_steps = Recipe(warmup=0.05, steps=200), Recipe(warmup=10, steps=200)
+    assert by_share.warmup_steps == 10
+    assert [by_share.learning_rate_at(s) for s in range(200)] == [by_steps.learning_rate_at(s) for s in range(200)]
+
+
+def test_a_run_that_stops_earlier_keeps_the_schedule() -> None:
+    assert (RECIPE.last, Recipe(warmup=4, steps=14, stop=6).last) == (14, 6)
+    assert Recipe(learning_rate=8e-3, warmup=4, steps=14, stop=6).learning_rate_at(5) == RECIPE.learning_rate_at(5)
 
 
 def test_optimizer_as_published() -> None:
@@ -37,28 +49,35 @@ def test_optimizer_as_published() -> None:
     assert type(optimizer) is torch.optim.AdamW
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-5, 0.1)
     assert not group["amsgrad"]
-    assert RECIPE.clip == 1.0
     # Every parameter once, biases and LayerNorms in the same group.
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+def test_a_constant_operator_is_not_trained() -> None:
+    model = examples.model(operator="constant", constant="identity")
+    (group,) = RECIPE.optimizer(model).param_groups
+    trained = {id(p) for p in group["params"]}
+    left_out = [name for name, p in model.named_parameters() if id(p) not in trained]
+    assert left_out == [f"model.layers.{i}.self_attn.operator.curvature" for i in range(2)]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 0.0}, "learning rate is 0.0"),
-        ({"learning_rate": -1.0}, "learning rate is -1.0"),
-        ({"learning_rate": math.nan}, "learning rate is nan"),
-        ({"learning_rate": math.inf}, "learning rate is inf"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0, expected greater than 0"),
+        ({"learning_rate": math.nan}, "learning_rate is nan, expected a finite number"),
+        ({"learning_rate": math.inf}, "learning_rate is inf, expected a finite number"),
         ({"warmup": -1}, "warmup is -1"),
-        ({"warmup": 20}, "warmup is 20, expected 0 <= warmup < steps = 20"),
+        ({"warmup": 14}, "warmup is 14, expected fewer than steps = 14"),
         ({"stop": 0}, "stop is 0"),
-        ({"stop": 21}, "stop is 21, expected 1 <= stop <= steps = 20"),
+        ({"stop": 15}, "stop is 15, expected <= steps = 14"),
         ({"batch": 0}, "batch is 0"),
-        ({"clip": 0.0}, "clip is 0.0"),
-        ({"clip": -1.0}, "clip is -1.0"),
-        ({"clip": math.nan}, "clip is nan"),
+        ({"clip_at": 0.0}, "clip_at is 0.0"),
+        ({"betas": (0.9, 1.0)}, "betas.1 is 1.0"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_impossible_numbers_are_named(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        examples.recipe(**changes)
+def test_impossible_numbers_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Recipe.checked({"warmup": 4, "steps": 14, **changes}, "recipe")
+    assert message in str(raised.value)

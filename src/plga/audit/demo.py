@@ -1,79 +1,31 @@
 """The central phenomenon of arXiv:2608.10288 on a laptop: a small PLDR-LLM trains, its operator stops depending on
 the input, is frozen, and writes the same tokens faster. A measurement, made anew by every run."""
 
-import copy
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from plga.collapse.fidelity import compare, decode, join
 from plga.collapse.freeze import freeze_on
 from plga.criticality.order_parameter import Deductive, deductive_outputs, fluctuation
-from plga.model.configuration import PldrConfig
+from plga.model.checkpoint import load_model
 from plga.model.modeling import PldrForCausalLM
 from plga.ops.spectrum import singular_values
-from plga.training.data.standard_library import standard_library
-from plga.training.data.tokenizer import SPECIAL_TOKENS, train_tokenizer
-from plga.training.data.windows import Windows, pack
-from plga.training.loop import Trainer
-from plga.training.objective import next_token_loss
-from plga.training.recipe import Recipe
+from plga.training import config
+from plga.training.monitor import looks_of, steadiest
+from plga.training.objective import block_loss
+from plga.training.run import train
 
 COLLAPSED = 1e-4  # G fluctuation below which a run is called collapsed
-_EVALUATE_EVERY = 25
-# Below the resolution of float32 a fluctuation is rounding, and a smaller one is not a steadier operator.
-_RESOLUTION = torch.finfo(torch.float32).eps
-_SAVE_EVERY = 100
-_WINDOWS, _PROMPT_COUNT, _PROMPT_LENGTH, _NEW_TOKENS = 16, 8, 32, 64
-
-RECIPE = Recipe(learning_rate=1.2e-2, warmup=150, steps=300, stop=300, batch=8)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the demo trains and how; the defaults are the documented five-seed setting."""
-
-    seed: int = 0
-    recipe: Recipe = RECIPE
-    vocab_size: int = 2048
-    hidden_size: int = 128
-    num_attention_heads: int = 4
-    num_hidden_layers: int = 2
-    metric_intermediate_size: int = 85
-    num_metric_units: int = 24
-    context: int = 256
-
-    def config(self) -> PldrConfig:
-        """The model of these settings."""
-        return PldrConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            num_hidden_layers=self.num_hidden_layers,
-            metric_intermediate_size=self.metric_intermediate_size,
-            num_metric_units=self.num_metric_units,
-            max_position_embeddings=self.context,
-            pad_token_id=SPECIAL_TOKENS.index("<pad>"),
-            bos_token_id=SPECIAL_TOKENS.index("<bos>"),
-            eos_token_id=SPECIAL_TOKENS.index("<eos>"),
-        )
-
-
-class Evaluation(NamedTuple):
-    """One look at a run: after ``step`` steps, the mean loss since the last look, G's fluctuation on the probe."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    order_parameter: float
+_PROMPT_COUNT, _PROMPT_LENGTH, _NEW_TOKENS = 8, 32, 64
 
 
 class Outcome(NamedTuple):
@@ -85,50 +37,60 @@ class Outcome(NamedTuple):
     report: dict[str, Any]
 
 
+def settings(folder: Path, seed: int = 0, **optimizer: float | None) -> config.TrainSettings:
+    """The ready configuration ``tiny``, which the documented five seeds ran with.
+
+    Args:
+        folder: of the training run.
+        seed: of the initialization and of the data order.
+        optimizer: other settings of the optimizer; None leaves one as it is.
+
+    Raises:
+        ValueError: impossible settings.
+    """
+    changes = {"seed": seed, **{name: value for name, value in optimizer.items() if value is not None}}
+    overrides = [f"optimizer.{name}={value}" for name, value in changes.items()]
+    # No tracker: the folder of the training is gone at the end.
+    return config.load("tiny", [*overrides, f"logging.output={folder}", "logging.report_to=[]"])
+
+
 def run(
-    settings: Settings,
-    state_file: Path,
+    training: config.TrainSettings,
     on_stage: Callable[[str], None] = lambda stage: None,
-    on_step: Callable[[Trainer, Evaluation | None], None] = lambda trainer, last: None,
-    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Outcome:
     """Train, choose the checkpoint with the steadiest operator, freeze it, and measure both.
 
     Args:
-        settings: see Settings.
-        state_file: the training state is kept here while it runs, and an interrupted run resumes from it.
+        training: see :func:`settings`; an interrupted run goes on from its folder.
         on_stage: called with a line for people as each stage begins.
-        on_step: called after each training step with the trainer and the last evaluation.
-        on_evaluation: called with each evaluation.
+        callbacks: of Transformers' Trainer, for progress.
 
     Raises:
-        ValueError: impossible settings, or a state file of another run.
+        ValueError: impossible settings, or a folder of another run.
         FloatingPointError: a non-finite loss or operator, with the step.
     """
     clock = _Clock()
-    on_stage("reading the standard library's sources, training a tokenizer")
-    texts = list(standard_library())
-    tokenizer = train_tokenizer(texts, settings.vocab_size, settings.context)
-    windows = Windows(pack(texts, tokenizer), settings.context)
-    clock.lap("data")
-
-    on_stage(f"training: {settings.recipe.stop} steps of {settings.recipe.batch} x {settings.context} tokens")
-    torch.manual_seed(settings.seed)
-    model = PldrForCausalLM(settings.config())
-    # On the probe the checkpoint is chosen, on the other windows it is measured, so nothing reported was selected.
-    probe, measured_on, prompts = windows.held_out(_WINDOWS, _WINDOWS, _PROMPT_COUNT)
-    trainer = Trainer(model, windows, settings.recipe, settings.seed, state_file)
-    history, chosen = _train(trainer, probe[:, :-1], on_step, on_evaluation)
+    recipe, count = training.optimizer, training.logging.probe_windows
+    context = training.model.max_position_embeddings  # type: ignore[attr-defined]
+    on_stage(f"training on the standard library's sources: {recipe.last} steps of {recipe.batch} x {context} tokens")
+    trained = train(training, callbacks)
+    looks = _with_losses(trained.history)
+    chosen = steadiest(looks)
     clock.lap("training")
 
-    on_stage(f"measuring the checkpoint of step {chosen.step} on other windows")
-    model.eval()
-    deductive = deductive_outputs(model, measured_on[:, :-1])
-    frozen, _ = freeze_on(model, probe[:, :-1])
+    on_stage(f"measuring the checkpoint of step {chosen['step']} on other windows")
+    model = load_model(trained.output / "steadiest")
+    windows = trained.data.validation(2 * count + _PROMPT_COUNT)
+    # On the probe the checkpoint is chosen, on the other windows it is measured, so nothing reported was selected.
+    probe, measured_on, prompts = windows["input_ids"].split([count, count, _PROMPT_COUNT])
+    labels = windows["labels"][count : 2 * count]
+    deductive = deductive_outputs(model, measured_on)
+    frozen, _ = freeze_on(model, probe)
     with torch.no_grad():
         losses = {
-            "learned": float(next_token_loss(model, measured_on)),
-            "constant": float(next_token_loss(frozen, measured_on)),
+            "learned": float(block_loss(model, measured_on, labels).loss),
+            "constant": float(block_loss(frozen, measured_on, labels).loss),
         }
     decoding = _decode(model, frozen, prompts[:, :_PROMPT_LENGTH])
     clock.lap("measuring")
@@ -136,11 +98,11 @@ def run(
     fluctuations = {name: fluctuation(x) for name, x in _named(deductive)}
     report = {
         "collapsed": fluctuations["G_LM"] < COLLAPSED,
-        "settings": asdict(settings),
+        "settings": training.model_dump(mode="json", exclude={"logging"}),
         "parameters": model.num_parameters(),
-        "training": [evaluation._asdict() for evaluation in history],
-        "chosen": chosen._asdict(),
-        "windows": {"chosen_on": _WINDOWS, "measured_on": _WINDOWS},
+        "training": looks,
+        "chosen": chosen,
+        "windows": {"chosen_on": count, "measured_on": count},
         "fluctuation": fluctuations,
         "fluctuation_per_layer": {
             name: [fluctuation(x[:, i]) for i in range(x.shape[1])] for name, x in _named(deductive)
@@ -157,46 +119,24 @@ def run(
             "transformers": transformers.__version__,
         },
     }
-    return Outcome(model, frozen, tokenizer, report)
+    return Outcome(model, frozen, trained.data.tokenizer, report)
 
 
-def _train(
-    trainer: Trainer,
-    probe: Tensor,
-    on_step: Callable[[Trainer, Evaluation | None], None],
-    on_evaluation: Callable[[Evaluation], None],
-) -> tuple[list[Evaluation], Evaluation]:
-    """Train to the end, look every few steps, and leave the model at the look with the smallest order parameter.
-
-    Of looks that float32 cannot tell apart the latest is taken: it has learned longest.
-    """
-    history = [Evaluation(*row) for row in trainer.extra.get("history", [])]  # type: ignore[attr-defined]
-    best_weights = trainer.extra.get("best")
-    for _ in range(trainer.step, trainer.recipe.stop, _EVALUATE_EVERY):
-        last = trainer.step
-        trainer.run(last + _EVALUATE_EVERY, lambda t: on_step(t, history[-1] if history else None))
-        with trainer.naming_step():
-            curvature = deductive_outputs(trainer.model, probe).curvature
-        recent = trainer.losses[last:]
-        evaluation = Evaluation(
-            trainer.step,
-            sum(recent) / len(recent),
-            trainer.recipe.learning_rate_at(trainer.step - 1),
-            fluctuation(curvature),
-        )
-        history.append(evaluation)
-        on_evaluation(evaluation)
-        if _steadiest(history) is evaluation:
-            best_weights = copy.deepcopy(trainer.model.state_dict())
-        if trainer.step % _SAVE_EVERY == 0:
-            trainer.save(history=[tuple(e) for e in history], best=best_weights)
-    assert best_weights is not None
-    trainer.model.load_state_dict(best_weights)
-    return history, _steadiest(history)
-
-
-def _steadiest(history: list[Evaluation]) -> Evaluation:
-    return min(reversed(history), key=lambda e: max(e.order_parameter, _RESOLUTION))
+def _with_losses(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The looks of a run, each with the mean training loss since the look before and the last learning rate."""
+    looks = looks_of(history)
+    lines = [entry for entry in history if "grad_norm" in entry]
+    last = 0
+    for look in looks:
+        total = seen = 0.0
+        for before, line in zip([0, *(entry["step"] for entry in lines)], lines, strict=False):
+            if last < line["step"] <= look["step"]:
+                total += line["loss"] * (line["step"] - before)
+                seen += line["step"] - before
+                look["learning_rate"] = line["learning_rate"]
+        look["loss"] = total / seen
+        last = look["step"]
+    return looks
 
 
 def _decode(model: PldrForCausalLM, frozen: PldrForCausalLM, prompts: Tensor) -> dict[str, Any]:

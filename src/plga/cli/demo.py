@@ -8,8 +8,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH = 110  # of the table where there is no terminal to ask
-
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the checkpoints, the picture and demo.json.")] = Path(
@@ -30,53 +28,21 @@ def command(
     That takes about two minutes on two cores. Interrupted, it resumes where it last saved when
     started again with the same options.
     """
-    import dataclasses
     import json
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    import shutil
 
     from plga.audit import demo
     from plga.audit.plots import training_curve
+    from plga.cli.training_progress import TrainingProgress
     from plga.model.atomic import new_file
     from plga.model.checkpoint import save_model
 
-    settings = demo.Settings(seed=seed)
-    changes: dict[str, Any] = {"learning_rate": learning_rate, "stop": stop}
-    recipe = dataclasses.replace(settings.recipe, **{k: v for k, v in changes.items() if v is not None})
-    settings = dataclasses.replace(settings, recipe=recipe)
-    out.mkdir(parents=True, exist_ok=True)
-    state_file = out / "training-state.pt"
+    settings = demo.settings(out / "training", seed, learning_rate=learning_rate, stop=stop)
+    progress = TrainingProgress(settings)
+    console = progress.console
 
-    console = Console(width=None if Console().is_terminal else _WIDTH)
-    bar = Progress(
-        TextColumn("step {task.completed:4.0f}/{task.total:.0f}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("", total=recipe.stop)
-
-    def on_step(trainer: Any, last: demo.Evaluation | None) -> None:
-        order = f"{last.order_parameter:.1e}" if last else "..."
-        rate = recipe.learning_rate_at(trainer.step - 1)
-        line = f"loss {trainer.losses[-1]:.3f}  learning rate {rate:.1e}  G_LM fluctuation {order}"
-        bar.update(task, completed=trainer.step, description=line)
-
-    def on_evaluation(evaluation: demo.Evaluation) -> None:
-        if evaluation.step % 50 == 0 or evaluation.step == recipe.stop:
-            console.print(
-                f"step {evaluation.step:4d}/{recipe.stop}  mean loss {evaluation.loss:.3f}  "
-                f"learning rate {evaluation.learning_rate:.1e}  G_LM fluctuation {evaluation.order_parameter:.1e}"
-            )
-
-    def on_stage(stage: str) -> None:
-        console.print(f"[bold]{stage}[/bold]")
-
-    with bar:
-        outcome = demo.run(settings, state_file, on_stage, on_step, on_evaluation)
+    with progress:
+        outcome = demo.run(settings, lambda stage: console.print(f"[bold]{stage}[/bold]"), [progress.callback])
     report = outcome.report
     for name, model in (("learned", outcome.model), ("constant", outcome.frozen)):
         save_model(model, out / name, overwrite=True, tokenizer=outcome.tokenizer)
@@ -84,7 +50,7 @@ def command(
         training_curve(report["training"], report["chosen"]["step"], demo.COLLAPSED, file)
     with new_file(out / "demo.json", overwrite=True) as file:
         file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    state_file.unlink(missing_ok=True)
+    shutil.rmtree(out / "training")
     _print_report(report, console)
     console.print(f"checkpoints  {out}/learned  {out}/constant", highlight=False, markup=False, soft_wrap=True)
     console.print(f"picture      {out}/demo.png", highlight=False, markup=False, soft_wrap=True)
