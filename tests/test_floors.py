@@ -49,7 +49,7 @@ def floor(name: str) -> int | None:
 
 def test_every_package_has_a_floor() -> None:
     assert {path.parts[0] for path in FILES if len(path.parts) > 1} <= FLOORS.keys()
-    assert [path.name for path in FILES if len(path.parts) == 1] == ["__init__.py"]
+    assert [path.name for path in FILES if len(path.parts) == 1] == ["__init__.py", "__main__.py"]
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if len(path.parts) > 1], ids=str)

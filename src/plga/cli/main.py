@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from plga.cli import convert, demo, generate, info, tokenizer
+from plga.cli import convert, demo, generate, info, tokenizer, train
 
 
 class _Commands(TyperGroup):
@@ -18,8 +18,8 @@ class _Commands(TyperGroup):
         # its version.
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _end("interrupted", 130)
+        except KeyboardInterrupt as interruption:
+            _end(str(interruption) or "interrupted", 130)
         except BrokenPipeError:
             raise  # the reader went away (plga ... | head): nothing to report, and typer ends quietly
         except (ValueError, OSError, FloatingPointError, MemoryError) as error:
@@ -41,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (demo, generate, info, convert):
+for module in (demo, train, generate, info, convert):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 

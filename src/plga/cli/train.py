@@ -1,0 +1,41 @@
+"""``plga train``: train a PLDR-LLM from one YAML."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a ready one: tiny, 110M, SDPA-110M, DAG-110M.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over it, as optimizer.steps=100.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print every setting that would be used, and stop.")] = False,
+) -> None:
+    """Train a PLDR-LLM from one YAML, and say while it runs how near-critical it is.
+
+    Interrupted or killed, it goes on from its newest checkpoint when started again, and ends in the
+    same bits. Several processes: start it with torchrun or accelerate launch.
+    """
+    import yaml
+
+    from plga.training.config import load
+
+    settings = load(config, overrides or ())
+    if show:
+        typer.echo(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), nl=False)
+        return
+
+    from plga.cli.training_progress import TrainingProgress
+    from plga.training.run import train
+
+    progress = TrainingProgress(settings)
+    with progress:
+        trained = train(settings, [progress.callback])
+    progress.console.print(f"trained model  {trained.output}/final", highlight=False, markup=False, soft_wrap=True)
+    if settings.logging.steadiest:
+        progress.console.print(
+            f"steadiest      {trained.output}/steadiest", highlight=False, markup=False, soft_wrap=True
+        )
