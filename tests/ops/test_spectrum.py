@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plga.ops.spectrum import RANK_TOLERANCE, numerical_rank, perron, singular_values
+from plga.ops.spectrum import RANK_TOLERANCE, cycle_share, numerical_rank, perron, singular_values
 from tests.ops.examples import DTYPES, LEADS, SEEDS, WIDTHS, close, normal, positive
 
 
@@ -212,3 +212,31 @@ def test_perron_settles_on_a_nearly_periodic_matrix() -> None:
     root, right, _, residual, _ = perron(torch.tensor([[1e-6, 1.0], [2.0, 1e-6]], dtype=torch.float64))
     assert float(root) == pytest.approx(2**0.5 + 1e-6, rel=1e-13) and float(residual) <= 64 * 2.0**-52
     close(right, torch.tensor([1.0, 2**0.5], dtype=torch.float64) / (1 + 2**0.5))
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        ([[0.0, 1.0], [0.0, 0.0]], 0.0),  # no cycle
+        ([[0.0, 1.0], [1.0, 0.0]], 1.0),  # nothing but one
+        ([[0.0, 4.0], [1.0, 0.0]], 0.5),  # ρ = √(4 · 1), σ₁ = 4
+        ([[3.0, 0.0], [0.0, 1.0]], 1.0),
+        ([[1.0, 1.0], [0.0, 0.0]], 0.5**0.5),
+        ([[0.0, 0.0], [0.0, 0.0]], 0.0),
+    ],
+)
+def test_cycle_share_by_hand(rows: list[list[float]], share: float) -> None:
+    assert float(cycle_share(torch.tensor(rows))) == pytest.approx(share, abs=1e-12)
+
+
+@given(LEADS, WIDTHS, SEEDS, st.integers(-900, 900))
+def test_cycle_share_does_not_see_the_scale(lead, width, seed, exponent) -> None:
+    m = normal(*lead, width, width, seed=seed)
+    share = cycle_share(m)
+    assert share.shape == lead and bool(((share >= 0) & (share <= 1)).all())
+    assert torch.equal(cycle_share(torch.ldexp(m, torch.tensor(exponent))), share)
+
+
+def test_cycle_share_refuses_what_is_not_finite() -> None:
+    with pytest.raises(ValueError, match="m is"):
+        cycle_share(torch.full((2, 2), torch.nan))
