@@ -102,7 +102,7 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(
     trained: dict[str, Path], tmp_path: Path, writer: str, reader: str
 ) -> None:
     shutil.copytree(trained[writer] / f"checkpoint-{HALF}", tmp_path / f"checkpoint-{HALF}")
-    train(tmp_path, reader)
+    train(tmp_path, reader, "optimizer.accumulate=2")  # which may change, as how many processes there are may
     assert losses(tmp_path) == pytest.approx(losses(trained["one"]), abs=1e-6, rel=0)
 
 

@@ -193,6 +193,13 @@ def test_recomputing_changes_no_bit(tmp_path: Path, checkpointing: str) -> None:
     assert all(a[name].equal(b[name]) for name in a)
 
 
+def test_compiled_it_trains_alike(tmp_path: Path) -> None:
+    calm = ("optimizer.learning_rate=1e-3", "model.metric_initialization=small", "optimizer.stop=4")
+    eager, compiled = train(tmp_path / "1", *calm), train(tmp_path / "2", *calm, "optimizer.compile=true")
+    losses = [[line["loss"] for line in lines(trained)] for trained in (compiled, eager)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
     trained = train(tmp_path, "optimizer.precision=bf16", "optimizer.stop=5")
     assert math.isfinite(lines(trained)[-1]["loss"])

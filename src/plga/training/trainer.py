@@ -206,6 +206,8 @@ class Trainer(transformers.Trainer):
             }
             now = time.perf_counter()
             tokens = steps * self.recipe.batch * self.settings.model.max_position_embeddings  # type: ignore[attr-defined]
+            if bad := sum(self.data.bad_rows.values()):
+                logs["bad_rows"] = bad  # of this process
             logs["tokens_per_second"] = tokens / (now - self._last_logged)
             self._look_at_losses()
             self._sums.clear()
