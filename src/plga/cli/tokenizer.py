@@ -13,11 +13,6 @@ KINDS = ("bpe", "unigram")
 app = typer.Typer(help="Tokenizers: train one.", no_args_is_help=True)
 
 
-@app.callback()
-def group() -> None:
-    """Tokenizers: train one."""
-
-
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="The new folder.")],

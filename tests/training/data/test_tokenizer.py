@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plga.model.tokenizer import load_tokenizer
+from plga.training.data import encoding
 from plga.training.data.tokenizer import SPECIAL_TOKENS, Kind, train_tokenizer
 from plga.training.data.windows import pack
 
@@ -81,6 +82,14 @@ def test_a_vocabulary_without_room_for_every_byte_is_refused(kind: Kind) -> None
 @each_kind
 def test_few_texts_give_few_pieces(kind: Kind) -> None:
     assert 260 < len(train_tokenizer(["aaaa bbbb aaaa bbbb"], vocab_size=10_000, context=8, kind=kind)) < 300
+
+
+@each_kind
+def test_a_long_text_is_taken_in_parts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def f(x):\n    return x if x else None\n" * 50
+    whole = train_tokenizer([text], 300, 8, kind).backend_tokenizer.to_str()
+    monkeypatch.setattr(encoding, "CHARACTERS", 37)
+    assert train_tokenizer([text], 300, 8, kind).backend_tokenizer.to_str() == whole
 
 
 @each_kind

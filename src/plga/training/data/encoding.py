@@ -13,9 +13,10 @@ from transformers import AutoTokenizer
 from plga.model.tokenizer import load_tokenizer
 
 Ids = NDArray[np.int32]
-# What is encoded at once: enough for every core, little enough that its encodings (some 200 bytes a token, for they
-# hold the pieces' text too) stay below 100 MB.
-TEXTS, CHARACTERS = 256, 2**20
+# What is encoded at once: enough for many cores, and little enough that its encodings (over 100 bytes a token, for they
+# hold the pieces' text too) are small even where each character is several tokens.
+TEXTS, CHARACTERS = 256, 2**18
+_NEAR = 1000  # characters before the end of a part, among which a space is looked for
 
 
 def open_tokenizer(name: str, vocab_size: int, padded: bool) -> Any:
@@ -102,3 +103,22 @@ class Encoder:
 def full(texts: int, characters: int) -> bool:
     """Whether so much is enough to be encoded at once."""
     return texts >= TEXTS or characters >= CHARACTERS
+
+
+def cut(text: str) -> Iterator[tuple[str, bool]]:
+    """Parts of a text and whether each is the last: a long one is not handled at once, so that memory stays bounded.
+
+    The tokens are those of the whole text unless a merge crosses a cut. Cuts are made before a word with its space,
+    into which no merge of a byte-level tokenizer reaches, where there is one near.
+    """
+    start = 0
+    while len(text) - start > CHARACTERS:
+        end = start + CHARACTERS
+        nearest = max(start, end - _NEAR) + 1
+        space = text.rfind(" ", nearest, end)
+        while space >= 0 and text[space + 1].isspace():  # within a run of spaces, which is a word too
+            space = text.rfind(" ", nearest, space)
+        end = end if space < 0 else space
+        yield text[start:end], False
+        start = end
+    yield text[start:], True

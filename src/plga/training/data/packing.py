@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plga.training.data.documents import Document, Place
-from plga.training.data.encoding import CHARACTERS, Encoder, Ids, full
-
-_NEAR = 1000  # characters before the end of a piece, among which a space is looked for
+from plga.training.data.encoding import Encoder, Ids, cut, full
 
 
 class Piece(NamedTuple):
@@ -65,22 +63,6 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[tuple[str, Place, b
                 batch, size = [], 0
     if batch:
         yield batch
-
-
-def cut(text: str) -> Iterator[tuple[str, bool]]:
-    """Parts of a text and whether each is the last: a long one is not encoded at once, so that memory stays bounded.
-
-    The tokens are those of the whole text unless a merge crosses a cut; cuts are made before spaces, which byte-level
-    merges do not cross, where there is one near.
-    """
-    start = 0
-    while len(text) - start > CHARACTERS:
-        end = start + CHARACTERS
-        space = text.rfind(" ", max(start, end - _NEAR) + 1, end)
-        end = end if space < 0 else space
-        yield text[start:end], False
-        start = end
-    yield text[start:], True
 
 
 def windows(pieces: Iterable[Piece], context: int, padded: bool = False, skip: int = 0) -> Iterator[Window]:

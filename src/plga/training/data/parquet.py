@@ -10,7 +10,7 @@ from plga.model.files import first
 from plga.training.data.files import digest
 from plga.training.data.rows import BadRowError, Position, Row, text_of_bytes
 
-_ROWS = 64  # read at once
+_ROWS = 8  # read at once: documents may be long, and more would not be faster than a tokenizer
 _BUFFER = 2**20  # bytes; without it a whole column of a row group would be read at once
 
 
@@ -54,7 +54,8 @@ class ParquetRows:
             if batch is None:
                 return
             # As bytes, because one cell that is not UTF-8 would spoil the whole batch.
-            yield from batch.column(0).cast(pyarrow.large_binary()).to_pylist()
+            for cell in batch.column(0).cast(pyarrow.large_binary()):
+                yield cell.as_py()
 
     def text(self, raw: bytes | None) -> str:
         if raw is None:

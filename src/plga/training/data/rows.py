@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from plga.model.files import first
 
 logger = logging.getLogger(__name__)
-LONGEST = 64 * 2**20  # bytes of a text; whatever is longer is a bad row, so that memory stays bounded
+LONGEST = 32 * 2**20  # bytes of a text; whatever is longer is a bad row, so that memory stays bounded
 Position = Any  # JSON-able, of which a source alone knows the meaning
 
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from plga.training.data.encoding import cut
+
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")  # ids 0 to 3
 Kind = Literal["bpe", "unigram"]
 _BETWEEN = "▁"  # for SentencePiece a space, which no piece crosses; no letter that spells a byte
@@ -32,7 +34,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int, kind: K
         raise ValueError(
             f"vocab_size is {vocab_size}, expected >= {len(SPECIAL_TOKENS) + 256} (special tokens and bytes)"
         )
-    tokenizer = _bpe(texts, vocab_size) if kind == "bpe" else _unigram(texts, vocab_size)
+    parts = (part for text in texts for part, _ in cut(text))
+    tokenizer = _bpe(parts, vocab_size) if kind == "bpe" else _unigram(parts, vocab_size)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.encode_special_tokens = True
     pad, unk, bos, eos = SPECIAL_TOKENS
