@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from plga.model.checkpoint import load_model, save_model, save_pth
+from plga.model.checkpoint import load_config, load_model, save_model, save_pth
+from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 from plga.model.released import VALUES
 from plga.model.released_models import PldrllmForCausalLM
@@ -88,6 +89,24 @@ def test_dtype_and_context_can_be_chosen(tmp_path: Path, kind: str) -> None:
     assert same(wide.state_dict(), {name: t.double() for name, t in model.state_dict().items()})
     with pytest.raises(ValueError, match="max_positions is 0, expected >= 1"):
         load_model(path, max_positions=0)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_the_configuration_needs_no_tensor(tmp_path: Path, kind: str) -> None:
+    folder = write(tiny(), tmp_path, kind)
+    (folder / "model.safetensors").unlink()
+    for path in (folder, folder / "config.json"):
+        config = load_config(path)
+        assert type(config) is PldrConfig
+        assert (config.hidden_size, config.metric_intermediate_size) == (
+            tiny().config.hidden_size,
+            tiny().config.metric_intermediate_size,
+        )
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match=r"config\.json: model_type is 'llama'"):
+        load_config(folder)
+    with pytest.raises(FileNotFoundError, match="absent: no such file or directory"):
+        load_config(tmp_path / "absent")
 
 
 def test_a_loaded_model_does_not_hang_on_its_file(tmp_path: Path) -> None:

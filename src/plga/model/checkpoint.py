@@ -66,16 +66,31 @@ def load_released(path: str | Path, dtype: torch.dtype | None = torch.float32) -
         ValueError, OSError: as ``load_model``.
     """
     path = _existing(path)
-    config = _read_config(path)
+    config = _read_config(path / "config.json")
     if not isinstance(config, PldrllmConfig):
         raise ValueError(f"{path / 'config.json'}: model_type is {config.model_type!r}, expected 'pldrllm'")
     tensors = {from_released(key): tensor for key, tensor in _checked(path, read_safetensors(path)).items()}
     return _fill(PldrllmForCausalLM, config, tensors, dtype, path, published=True)
 
 
+def load_config(path: str | Path) -> PldrConfig:
+    """Configuration of a checkpoint in our or the published Transformers format; no tensor is read.
+
+    Args:
+        path: the directory, or its ``config.json``.
+
+    Raises:
+        ValueError: not a configuration of a PLDR-LLM.
+        OSError: missing or unreadable.
+    """
+    path = _existing(path)
+    config = _read_config(path / "config.json" if path.is_dir() else path)
+    return config.to_plga() if isinstance(config, PldrllmConfig) else config
+
+
 def is_released(path: str | Path) -> bool:
     """Whether ``path`` is a directory in the published Transformers format."""
-    return Path(path).is_dir() and isinstance(_read_config(Path(path)), PldrllmConfig)
+    return Path(path).is_dir() and isinstance(_read_config(Path(path) / "config.json"), PldrllmConfig)
 
 
 def save_model(
@@ -204,14 +219,13 @@ def _existing(path: str | Path) -> Path:
 
 def _read_directory(path: Path) -> tuple[PldrConfig, dict[str, Tensor], bool]:
     """Configuration, tensors by our name, and whether the directory spells them the published way."""
-    config, tensors = _read_config(path), read_safetensors(path)
+    config, tensors = _read_config(path / "config.json"), read_safetensors(path)
     if isinstance(config, PldrllmConfig):
         return config.to_plga(), _ours(path, tensors), True
     return config, tensors, False
 
 
-def _read_config(path: Path) -> PldrConfig:
-    file = path / "config.json"
+def _read_config(file: Path) -> PldrConfig:
     settings = read_json(file, "a checkpoint directory has one")
     kinds = {PldrConfig.model_type: PldrConfig, PldrllmConfig.model_type: PldrllmConfig}
     kind = kinds.get(str(settings.get("model_type")))
