@@ -16,7 +16,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("generate",), ("info",), ("convert",), ("tokenizer", "train")])
+@pytest.mark.parametrize(
+    "command", [(), ("demo",), ("plan",), ("generate",), ("info",), ("convert",), ("tokenizer", "train")]
+)
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     process = fresh(*command, "--help", code=CODE)
     out, err = process.communicate()
@@ -24,7 +26,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert "Usage:" in out
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
-        assert all(name in out for name in ("demo", "generate", "info", "convert", "tokenizer"))
+        assert all(name in out for name in ("demo", "plan", "generate", "info", "convert", "tokenizer"))
 
 
 def test_help_answers_in_half_a_second() -> None:

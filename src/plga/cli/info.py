@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from plga.cli.units import readable_bytes
+
 
 def command(
     checkpoint: Annotated[
@@ -56,15 +58,9 @@ def command(
     for name in next(iter(sizes.values())):
         memory.add_column(name, justify="right")
     for tokens, by_name in sizes.items():
-        memory.add_row(f"{tokens:,}", *(_readable(size) for size in by_name.values()))
+        memory.add_row(f"{tokens:,}", *(readable_bytes(size) for size in by_name.values()))
     console.print(memory)
 
 
 def _lengths(context: int) -> list[int]:
     return sorted({max(1, context // 8), max(1, context // 4), max(1, context // 2), context})
-
-
-def _readable(size: int) -> str:
-    if size < 1000:
-        return f"{size} B"
-    return f"{size / 1000:,.0f} kB" if size < 1_000_000 else f"{size / 1_000_000:,.1f} MB"
