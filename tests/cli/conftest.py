@@ -9,8 +9,7 @@ from plga.collapse.freeze import freeze
 from plga.model.checkpoint import save_model
 from plga.model.modeling import PldrForCausalLM
 from plga.training.data.tokenizer import train_tokenizer
-from tests.audit import small
-from tests.training import examples
+from tests.training import examples, runs
 from tests.training.examples import one_thread
 
 __all__ = ["one_thread"]
@@ -25,7 +24,7 @@ def model() -> PldrForCausalLM:
 def checkpoint(model: PldrForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder with a learned operator and a tokenizer. Not to be written to."""
     folder = tmp_path_factory.mktemp("checkpoints") / "learned"
-    save_model(model, folder, tokenizer=train_tokenizer(small.texts(), 300, 24))
+    save_model(model, folder, tokenizer=train_tokenizer(runs.texts(), 300, 24))
     return folder
 
 
@@ -34,6 +33,6 @@ def frozen(model: PldrForCausalLM, checkpoint: Path) -> Path:
     """The same with a constant operator."""
     folder = checkpoint.parent / "frozen"
     generator = torch.Generator().manual_seed(0)
-    tokenizer = train_tokenizer(small.texts(), 300, 24)
+    tokenizer = train_tokenizer(runs.texts(), 300, 24)
     save_model(freeze(model, torch.randn(2, 2, 4, 4, generator=generator)), folder, tokenizer=tokenizer)
     return folder
