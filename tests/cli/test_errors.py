@@ -144,14 +144,14 @@ def test_tokenizers_that_are_missing_or_of_another_model(copy: Path, reference: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--stop", "0"), "stop is 0, expected 1 <= stop <= steps"),
+        (("--stop", "0"), "stop is 0, expected greater than or equal to 1"),
         (("--stop", "100000000"), "stop is 100000000"),
-        (("--learning-rate", "0"), "learning rate is 0"),
-        (("--learning-rate", "nan"), "learning rate is nan"),
+        (("--learning-rate", "0"), "learning_rate is 0"),
+        (("--learning-rate", "nan"), "learning_rate is nan"),
     ],
 )
 def test_impossible_options_of_the_demo(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    assert message in plga("demo", "--out", tmp_path / "out", *options, small_demo=True).error()
+    assert message in plga("demo", "--out", tmp_path / "out", *options, small_library=True).error()
     assert not (tmp_path / "out").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
     for out in (file, file / "below"):
-        assert str(file) in plga("demo", "--out", out, small_demo=True).error()
+        assert str(file) in plga("demo", "--out", out, small_library=True).error()
     assert file.read_text() == "kept"
 
 

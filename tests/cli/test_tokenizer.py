@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from plga.model.tokenizer import load_tokenizer
 from plga.training.data.tokenizer import train_tokenizer
-from tests.audit import small
 from tests.cli.runner import Ending, plga
+from tests.training import runs
 
 TEXTS = [f"def function_{i}(argument): return argument + {i}" for i in range(50)]
 
@@ -52,9 +52,9 @@ def test_every_format_gives_the_same_tokenizer(tmp_path: Path, files: Path, kind
 
 
 def test_without_files_it_reads_the_standard_library(tmp_path: Path) -> None:
-    ending = plga("tokenizer", "train", "--out", tmp_path / "out", "--vocab-size", 300, small_demo=True)
+    ending = plga("tokenizer", "train", "--out", tmp_path / "out", "--vocab-size", 300, small_library=True)
     assert ending.code == 0, ending
-    texts = list(small.texts())
+    texts = list(runs.texts())
     assert f"from {len(texts)} documents of {sum(map(len, texts)):,} characters" in ending.out
 
 

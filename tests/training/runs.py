@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from plga.training import run
 from plga.training.config import TrainSettings
-from plga.training.data import dataset
+from plga.training.data import dataset, standard_library
 from plga.training.settings import overridden
 
 VOCABULARY, CONTEXT = 300, 12
@@ -37,7 +37,7 @@ def texts() -> list[str]:
 
 def install() -> None:
     """Let the standard library of this process be a small one."""
-    dataset.standard_library = lambda: iter(texts())  # type: ignore[attr-defined]
+    dataset.standard_library = standard_library.standard_library = lambda: iter(texts())
 
 
 def settings(output: Path, *overrides: str) -> TrainSettings:
