@@ -241,3 +241,147 @@ def test_a_cycle_of_huge_and_tiny_edges(scale: float) -> None:
 def test_a_matrix_does_not_feel_its_neighbours_in_a_batch() -> None:
     ones = torch.ones(3, 3, dtype=torch.float64)
     assert dag_loss(torch.stack([ones * 1e300, ones]))[1].item() == pytest.approx(dag_loss(ones).item(), rel=1e-14)
+
+
+def _exponential(n: list[list[mpmath.mpf]]) -> list[list[mpmath.mpf]]:
+    """exp(N) of non-negative N, by Taylor's series of N / 2^s and s squarings, in the precision that is set."""
+
+    def product(a: list[list[mpmath.mpf]], b: list[list[mpmath.mpf]]) -> list[list[mpmath.mpf]]:
+        columns = list(zip(*b, strict=True))
+        return [[mpmath.fdot(zip(row, column, strict=True)) for column in columns] for row in a]
+
+    size = range(len(n))
+    squarings = 10 + max(0, int(mpmath.ceil(mpmath.log(max(map(sum, n)), 2))))
+    x = [[entry / mpmath.mpf(2) ** squarings for entry in row] for row in n]
+    result = [[mpmath.mpf(i == j) for j in size] for i in size]
+    for order in range(12, 0, -1):  # what is left out is below 2^-130 / 13!
+        result = product(x, result)
+        result = [[(i == j) + result[i][j] / order for j in size] for i in size]
+    for _ in range(squarings):
+        result = product(result, result)
+    return result
+
+
+def agrees_with_high_precision(matrices: list[torch.Tensor]) -> None:
+    """float32: value within 1e-6, gradient within 1e-5 in norm; float64: both within 1e-10. All have equal entries."""
+    entries = matrices[0].double().tolist()
+    width = len(entries)
+    with mpmath.workdps(60):
+        exponential = _exponential([[mpmath.mpf(entry) ** 2 for entry in row] for row in entries])
+        trace = mpmath.fsum(exponential[i][i] for i in range(width))
+        exact = mpmath.log(trace / width)
+        exact_gradient = torch.tensor(
+            [[float(2 * entries[i][j] * exponential[j][i] / trace) for j in range(width)] for i in range(width)],
+            dtype=torch.float64,
+        )
+        for m in matrices:
+            loss, gradient = value_and_gradient(m)
+            bounds = (1e-6, 1e-5) if m.dtype == torch.float32 else (1e-10, 1e-10)
+            assert abs(loss.item() - exact) <= bounds[0] * exact
+            error = (gradient.double() - exact_gradient).norm()
+            assert error <= bounds[1] * exact_gradient.norm()
+
+
+def scaled_to(m: torch.Tensor, loss: float) -> torch.Tensor:
+    """M times the scalar that gives it this loss."""
+    low, high = -40.0, 40.0
+    for _ in range(25):
+        middle = (low + high) / 2
+        low, high = (middle, high) if dag_loss(2.0**middle * m).item() < loss else (low, middle)
+    return 2.0**low * m
+
+
+def _path(d: int) -> torch.Tensor:
+    return torch.eye(d, dtype=torch.float64).roll(1, 1).triu()
+
+
+FAMILIES = {
+    "dense": lambda d: normal(d, d),
+    "positive": lambda d: positive(d, d, spread=2.0),
+    "sparse": lambda d: normal(d, d) * (normal(d, d, seed=1) > 0.7) + torch.eye(d).roll(1, 0),
+    "weak cycles": lambda d: normal(d, d).triu(1) + 1e-3 * normal(d, d, seed=1).tril(),
+    "one weak edge back": lambda d: positive(d, d).triu(1) + 1e-8 * torch.eye(d).roll(1 - d, 1).tril(),
+    "near-nilpotent": lambda d: _path(d) + 1e-6 * torch.eye(d).roll(1, 1).tril(),
+    "transient growth": lambda d: positive(d, d, spread=2.0).triu(1) + 1e-5 * normal(d, d, seed=1).tril(-1),
+    "ring": lambda d: torch.eye(d, dtype=torch.float64).roll(1, 0) * positive(d, 1),
+    "permutation": lambda d: torch.block_diag(*(torch.eye(n).roll(1, 0) for n in (2, 3, d - 5))) * positive(d, 1),
+    "blocks": lambda d: torch.block_diag(normal(d // 2, d // 2), 2 * normal(d - d // 2, d - d // 2, seed=1)),
+    "block triangle": lambda d: (
+        torch.block_diag(normal(d // 2, d // 2), normal(d - d // 2, d - d // 2, seed=1)) + 100 * _path(d)
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", [1e-12, 1e-6, 1e-2, 1.0, 50.0, 41460.0, 1e6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_accuracy_at_any_magnitude(family: str, loss: float) -> None:
+    wide = scaled_to(FAMILIES[family](7), loss)
+    agrees_with_high_precision([wide])
+    narrow = wide.float()
+    agrees_with_high_precision([narrow, narrow.double()])
+
+
+def test_accuracy_at_full_width() -> None:
+    narrow = scaled_to(normal(64, 64), 1.0).float()
+    agrees_with_high_precision([narrow, narrow.double()])
+
+
+@pytest.mark.parametrize(
+    ("width", "edge"),
+    [(width, edge) for width, weak in [(9, 0.44), (17, 1.19), (64, 4.0)] for edge in (weak, 3.0 * weak, 30.0, 1e3)],
+)
+def test_accuracy_on_long_cycles(width: int, edge: float) -> None:
+    """A ring of edges a: tr exp / d is the mean of exp(a² w) over the roots of unity w. The weak ones have loss 1e-12.
+
+    The one cycle needs more terms of the series than the norm suggests.
+    """
+    narrow = torch.eye(width).roll(1, 0) * edge
+    edge = narrow.max().item()  # as float32 has it
+    with mpmath.workdps(40):
+        roots = [mpmath.expjpi(mpmath.mpf(2 * j) / width) for j in range(width)]
+        shifted = [mpmath.exp(edge**2 * (root - 1)) for root in roots]
+        mean = mpmath.fsum(shifted).real / width
+        slope = mpmath.fsum(root * term for root, term in zip(roots, shifted, strict=True)).real / width
+        exact, exact_slope = edge**2 + mpmath.log(mean), float(2 * edge * slope / mean / width)
+        for m, value_bound, bound in [(narrow, 1e-6, 1e-5), (narrow.double(), 1e-10, 1e-10)]:
+            value, gradient = value_and_gradient(m)
+            assert abs(value.item() - exact) <= value_bound * exact
+            expected = exact_slope * (m != 0).double()
+            assert (gradient.double() - expected).norm() <= bound * expected.norm()
+
+
+def test_a_batch_of_several_chunks_is_its_matrices() -> None:
+    """Matrices are sorted by what they need and worked on a few at a time: every one comes back to its own place."""
+    batch = 10.0 ** torch.linspace(-4, 4, 40, dtype=torch.float64)[:, None, None] * normal(40, 64, 64)
+    batch[34::2] *= normal(3, 64, 64, seed=1) > 1.5
+    batch = batch[17 * torch.arange(40) % 40]
+    loss, gradient = value_and_gradient(batch.reshape(5, 8, 64, 64))
+    assert loss.shape == (5, 8) and gradient.shape == (5, 8, 64, 64)
+    for m, value, slope in zip(batch, loss.flatten(), gradient.flatten(0, 1), strict=True):
+        alone, alone_slope = value_and_gradient(m)
+        torch.testing.assert_close(value, alone, rtol=1e-12, atol=0)
+        assert (slope - alone_slope).norm() <= 1e-11 * alone_slope.norm()
+
+
+def test_compiles_to_one_graph() -> None:
+    m = normal(2, 4, 4, dtype=torch.float32)
+
+    def regularized(m: torch.Tensor) -> torch.Tensor:
+        return (3 * dag_loss(2 * m)).sum()
+
+    outcomes = []
+    for function in (regularized, torch.compile(regularized, backend="aot_eager", fullgraph=True)):
+        leaf = m.clone().requires_grad_()
+        loss = function(leaf)
+        loss.backward()
+        outcomes.append((loss.detach(), leaf.grad))
+    assert all(map(torch.equal, *outcomes))
+    torch.library.opcheck(torch.ops.plga.log_trace_exp, (m,))
+    assert dag_loss(m.to("meta")).shape == (2,)
+
+
+def test_autocast_does_not_narrow_the_work() -> None:
+    m = 100 * normal(3, 8, 8, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = value_and_gradient(m)
+    assert all(map(torch.equal, under_autocast, value_and_gradient(m)))
