@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plga.collapse.freeze import freeze
-from plga.criticality.order_parameter import deductive_outputs, fluctuation
+from plga.criticality.order_parameter import (
+    deductive_outputs,
+    fluctuation,
+    fluctuations,
+    order_parameter,
+    rmse_over_abs_mean,
+    symmetrized_signed,
+)
 from plga.model.checkpoint import load_model
 from plga.model.tokenizer import load_tokenizer
 from tests.training import examples
@@ -58,6 +66,77 @@ def test_a_non_finite_operator_never_counts_as_steady(bad: float) -> None:
 def test_fewer_than_two_inputs_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected \[N, \.\.\.\] with N >= 2 inputs"):
         fluctuation(torch.ones(shape))
+
+
+def test_every_statistic_by_hand() -> None:
+    run_1 = torch.tensor([[1.0, -3.0], [2.0, -4.0]])  # mean -1, mean magnitude 10/4
+    run_2 = torch.tensor([[2.0, -3.0], [4.0, -2.0]])  # differences -1, 0, -2, -2; mean magnitude 11/4
+    cached = torch.tensor([[1.0, -3.0], [2.0, 0.0]])  # differences 0, 0, 0, -4
+    found = order_parameter(run_1, run_2, cached)
+    assert found.rmse_12_over_abs_mean == pytest.approx(math.sqrt(9 / 4) / 1)
+    assert found.rmse_1c_over_abs_mean == pytest.approx(math.sqrt(16 / 4) / 1)
+    assert found.symmetrized_signed == pytest.approx((-5 / 4) / (21 / 8))
+    assert found.rms_normalized == fluctuation(run_1) == pytest.approx(math.sqrt(1 / 4) / math.sqrt(30 / 4))
+
+
+def test_equal_runs_have_no_order_parameter() -> None:
+    for run in (torch.randn(3, 4), torch.zeros(3, 4), torch.tensor([[1.0, -1.0]])):
+        assert rmse_over_abs_mean(run, run) == symmetrized_signed(run, run) == 0.0
+
+
+def test_a_mean_of_zero_is_no_reason_for_a_finite_published_statistic() -> None:
+    run = torch.tensor([[1.0, -1.0]])
+    assert rmse_over_abs_mean(run, 2 * run) == math.inf
+
+
+@given(st.integers(0, 2**32), st.floats(-150, 150))
+def test_signed_statistic_is_antisymmetric_bounded_and_free_of_scale(seed: int, exponent: float) -> None:
+    x, y = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    scale = 10.0**exponent
+    assert symmetrized_signed(x, y) == -symmetrized_signed(y, x)
+    assert symmetrized_signed(x * scale, y * scale) == pytest.approx(symmetrized_signed(x, y), rel=1e-9)
+    assert rmse_over_abs_mean(x * scale, y * scale) == pytest.approx(rmse_over_abs_mean(x, y), rel=1e-9)
+    assert -2 <= symmetrized_signed(x, y) <= 2
+    assert symmetrized_signed(x.abs(), torch.zeros_like(x)) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("statistic", [rmse_over_abs_mean, symmetrized_signed])
+def test_runs_that_cannot_be_compared(statistic: Callable[[torch.Tensor, torch.Tensor], float]) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"the runs are \(2, 3\) and \(3, 2\)"):
+        statistic(x, x.T)
+    with pytest.raises(ValueError, match="not empty"):
+        statistic(x[:0], x[:0])
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="non-finite"):
+            statistic(x, torch.full_like(x, bad))
+        with pytest.raises(ValueError, match="non-finite"):
+            statistic(torch.full_like(x, bad), x)
+
+
+def test_deductive_outputs_call_the_root_module() -> None:
+    """A sharded model gathers its parameters in hooks of the root's forward pass."""
+    model, calls = examples.model(), []
+    model.register_forward_pre_hook(lambda module, args: calls.append(module))
+    deductive_outputs(model, torch.randint(examples.VOCABULARY, (2, 9)))
+    assert calls == [model]
+
+
+def test_padding_does_not_enter_the_deductive_outputs() -> None:
+    model = examples.model(dtype=torch.float64)
+    ids = torch.randint(examples.VOCABULARY, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    padded = deductive_outputs(model, ids, mask)
+    for together, alone in zip(padded, deductive_outputs(model, ids[1:, :6]), strict=True):
+        torch.testing.assert_close(together[1:], alone, rtol=1e-10, atol=1e-12)
+
+
+def test_fluctuations_are_by_symbol() -> None:
+    outputs = deductive_outputs(examples.model(), torch.randint(examples.VOCABULARY, (3, 9)))
+    found = fluctuations(outputs)
+    assert list(found) == ["A", "A_LM", "A_P", "G_LM"]
+    assert list(found.values()) == [fluctuation(tensor) for tensor in outputs]
 
 
 def test_deductive_outputs_are_those_of_each_input_alone() -> None:
