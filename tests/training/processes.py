@@ -4,4 +4,4 @@ import multiprocessing
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # In one place, because there is one server for all tests.
-CONTEXT.set_forkserver_preload(["tests.cli.runner", "tests.training.runs"])
+CONTEXT.set_forkserver_preload(["tests.cli.runner", "tests.training.runs", "tests.criticality.sweeps"])
