@@ -154,6 +154,8 @@ class Sweep:
         """What makes two sweeps the same, JSON-able; where it runs, and on how many processes, does not."""
         base = self.base.model_dump(mode="json")
         del base["logging"]["output"]
+        for name in _OF_OPTIMIZER:
+            del base["optimizer"][name]
         return {
             "base": base,
             "learning_rate": self.learning_rates,
