@@ -6,6 +6,7 @@ a fresh interpreter runs in one: :func:`fresh`.
 
 import importlib
 import io
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -22,6 +23,7 @@ import plga.model.checkpoint
 import plga.model.tokenizer
 from plga.audit import demo, plots  # noqa: F401  (for the server)
 from plga.cli.main import main
+from plga.criticality import sweep
 from plga.model.configuration import PldrConfig
 from tests.audit import small
 from tests.training.processes import CONTEXT
@@ -53,7 +55,8 @@ def plga(*arguments: object, file_limit: int | None = None, small_library: bool 
 
     Args:
         file_limit: bytes above which the kernel refuses to write a file, as on a full disk.
-        small_library: train on the few texts of tests/training/runs.py, and let ``plga demo`` be small.
+        small_library: train on the few texts of tests/training/runs.py, and let ``plga demo`` be small. The runs of
+            ``plga sweep`` are then forks, which know these texts too.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("out", "err")]
@@ -72,6 +75,7 @@ def _run(arguments: list[str], streams: list[Path], file_limit: int | None, smal
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
     if small_library:
         small.install()
+        sweep._SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]
     sys.argv = ["plga", *arguments]
     main()
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.runner import environment, fresh
 
-HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "numpy", "safetensors")
+HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "numpy", "safetensors", "optuna")
 CODE = f"""
 import atexit, sys
 from plga.cli.main import main
@@ -17,7 +17,18 @@ main()
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("demo",), ("plan",), ("generate",), ("info",), ("convert",), ("tokenizer", "train")]
+    "command",
+    [
+        (),
+        ("demo",),
+        ("plan",),
+        ("sweep",),
+        ("criticality",),
+        ("generate",),
+        ("info",),
+        ("convert",),
+        ("tokenizer", "train"),
+    ],
 )
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     process = fresh(*command, "--help", code=CODE)
@@ -26,7 +37,8 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert "Usage:" in out
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
-        assert all(name in out for name in ("demo", "plan", "generate", "info", "convert", "tokenizer"))
+        commands = ("demo", "plan", "sweep", "criticality", "generate", "info", "convert", "tokenizer")
+        assert all(name in out for name in commands)
 
 
 def test_help_answers_in_half_a_second() -> None:

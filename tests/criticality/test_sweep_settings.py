@@ -76,7 +76,10 @@ def test_overrides_go_over_a_file(tmp_path: Path) -> None:
         ({"workers": 0}, "workers is 0, expected greater than or equal to 1"),
         ({"settings": {"optimiser": {}}}, "settings of the sweep over tiny: optimiser is not a setting"),
         ({"settings": {"optimizer": 3}}, "settings: optimizer is 3, expected a section"),
-        ({"settings": {"model": {"operator": "constant", "constant": "identity"}}}, "its operator is constant, expected learned"),
+        (
+            {"settings": {"model": {"operator": "constant", "constant": "identity"}}},
+            "its operator is constant",
+        ),
         ({"base": "missing"}, "missing: no such file, and no ready configuration"),
         ({"colour": 1}, "colour is not a setting, expected one of name, base"),
     ],
