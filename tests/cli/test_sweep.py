@@ -75,6 +75,7 @@ def test_a_sweep_whose_runs_all_fail(config: Path, tmp_path: Path) -> None:
     assert ending.out.count("failed: corpus has") == 4
     assert "plga: error: all 4 runs failed; trial 0: corpus has" in ending.err
     assert ending.err.count("\n") == 1
+    assert [row["state"] for row in table(tmp_path / "out" / "trials.csv")] == ["failed"] * 4
 
 
 def test_the_spectrum_of_one_run(config: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from plga.criticality.runs import Runs
 
 _PROMPTS, _LENGTH = 8, 64  # of the default prompts: how many, and tokens of each
+_NEW_TOKENS = 32
 _WIDTH = 110  # where there is no terminal to ask
 
 
@@ -27,7 +28,12 @@ def command(
         Path | None,
         typer.Option(help="A text file with a prompt a line. By default passages of a module of Python's library."),
     ] = None,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a run samples after each prompt.")] = 32,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens that a run samples after each prompt; by default 32, at most half the context."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampled tokens.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer, if the checkpoint has none beside it.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the deductive outputs here (.safetensors).")] = None,
@@ -72,7 +78,9 @@ def command(
         console.print(f"deductive outputs  {save}", soft_wrap=True, markup=False)
 
 
-def _sampled(checkpoint: Path, prompts: Path | None, new_tokens: int, seed: int, tokenizer: Path | None) -> "Runs":
+def _sampled(
+    checkpoint: Path, prompts: Path | None, new_tokens: int | None, seed: int, tokenizer: Path | None
+) -> "Runs":
     from plga.criticality.runs import sample_runs
     from plga.model.checkpoint import load_model
     from plga.model.tokenizer import load_tokenizer
@@ -80,6 +88,7 @@ def _sampled(checkpoint: Path, prompts: Path | None, new_tokens: int, seed: int,
     model = load_model(checkpoint)
     text = load_tokenizer(tokenizer or checkpoint, model.config.vocab_size)
     context = model.config.max_position_embeddings
+    new_tokens = new_tokens or min(_NEW_TOKENS, context // 2)
     if new_tokens >= context:
         raise ValueError(f"--new-tokens is {new_tokens}, expected less than the context of {context}")
     ids = _passages(text, context - new_tokens) if prompts is None else _lines(text, prompts)

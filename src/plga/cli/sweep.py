@@ -56,6 +56,8 @@ def command(
         size_study.check(sweep)
     rows = _run(sweep, out, storage, console)
     _report(sweep, rows, out, console)
+    if all(row.state == "failed" for row in rows):
+        raise ValueError(f"all {len(rows)} runs failed; trial {rows[0].number}: {rows[0].message}")
     if study == "size":
         _sizes(sweep, rows, out, console)
 
@@ -89,10 +91,7 @@ def _run(sweep: "Sweep", out: Path, storage: str | None, console: "Console") -> 
         markup=False,
     )
     with bar:
-        rows = run(sweep, out, storage, on_end)
-    if rows and all(row.state == "failed" for row in rows):
-        raise ValueError(f"all {len(rows)} runs failed; trial {rows[0].number}: {rows[0].message}")
-    return rows
+        return run(sweep, out, storage, on_end)
 
 
 def _line(row: "Row") -> str:
