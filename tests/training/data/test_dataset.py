@@ -29,6 +29,8 @@ def test_validation_by_hand(tmp_path: Path, tokenizer: Path, kind: str) -> None:
         }
         with pytest.raises(ValueError, match="corpus has 5 validation windows of 3, expected >= 6; ask for fewer"):
             data.validation(6)
+        with pytest.raises(ValueError, match="count is 0, expected >= 1"):
+            data.validation(0)
 
 
 def test_validation_that_is_padded(tmp_path: Path, tokenizer: Path) -> None:

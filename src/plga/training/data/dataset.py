@@ -44,8 +44,10 @@ class Data:
         """The first ``count`` windows of validation, [count, S] each: the same for every process.
 
         Raises:
-            ValueError: fewer than ``count``, or too many bad rows among them.
+            ValueError: fewer than ``count``, which is at least 1, or too many bad rows among them.
         """
+        if count < 1:
+            raise ValueError(f"count is {count}, expected >= 1")
         return self._held_out(count)
 
     @property
