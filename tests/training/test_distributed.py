@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from plga.training import run
+from plga.training.data.tokenizer import train_tokenizer
 from tests.training import runs
 
 STEPS, HALF = 20, 10
@@ -104,6 +105,19 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(
     shutil.copytree(trained[writer] / f"checkpoint-{HALF}", tmp_path / f"checkpoint-{HALF}")
     train(tmp_path, reader, "optimizer.accumulate=2")  # which may change, as how many processes there are may
     assert losses(tmp_path) == pytest.approx(losses(trained["one"]), abs=1e-6, rel=0)
+
+
+def test_documents_are_dealt_anew_to_another_number_of_processes(tmp_path: Path) -> None:
+    corpus, output = tmp_path / "corpus.jsonl", tmp_path / "out"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in runs.texts() * 3))
+    train_tokenizer(runs.texts(), runs.VOCABULARY, runs.CONTEXT).save_pretrained(tmp_path / "tokenizer")
+    data = ("data.source=jsonl", f"data.path={corpus}", f"data.tokenizer={tmp_path / 'tokenizer'}")
+    for layout, stop in (("one", 8), ("ddp", 14), ("one", STEPS)):
+        train(output, layout, *data, f"optimizer.stop={stop}")
+    assert len(losses(output)) == STEPS
+    whole = losses(train(tmp_path / "whole", "one", *data))
+    assert losses(output)[:8] == whole[:8]
+    assert losses(output)[8:] != whole[8:]  # other windows from there on, as the log says
 
 
 def test_a_batch_that_two_processes_cannot_share_is_named_by_both(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Trainer(transformers.Trainer):
         self.guards = guards_of(self)
         self._sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.args.device))
         self._accuracy: Tensor | float = 0.0
+        self._data_since = 0, 0  # a step, and the windows that this process had taken from the data before it
         self._last_logged = time.perf_counter()
         self.losses: list[Tensor] = []  # of each step since the last log line, of this process
         super().__init__(
@@ -233,10 +234,11 @@ class Trainer(transformers.Trainer):
 
     # --- checkpoints ---
 
-    @property
-    def windows_a_step(self) -> int:
-        """Windows that this process takes from the data in one step."""
-        return self.recipe.batch // self.args.world_size
+    def _consumed_at(self, step: int) -> int:
+        """Windows that this process had taken from the data after a step, as the data counts them: where another
+        number of processes goes on, it does not count from the beginning."""
+        since, consumed = self._data_since
+        return consumed + (step - since) * (self.recipe.batch // self.args.world_size)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
         step = self.state.global_step
@@ -246,7 +248,7 @@ class Trainer(transformers.Trainer):
             self.model,
             self.optimizer.optimizer,
             self.data.tokenizer,
-            own=self.data.train.state(step * self.windows_a_step),
+            own=self.data.train.state(self._consumed_at(step)),
             shared={
                 "settings": self.settings.model_dump(mode="json"),
                 "data": self.data.identity,
@@ -265,6 +267,7 @@ class Trainer(transformers.Trainer):
         processes = run["processes"]
         same = len(processes) == self.args.world_size
         self.data.train.load_state(processes[self.args.process_index if same else 0])
+        self._data_since = checkpoints.step_of(path), self.data.train.consumed
         self.penalties.boost = run["boost"]
         for guard in self.guards:
             guard.load_state(run["guards"][guard.name])
