@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Train a small PLDR-LLM on Python's own sources, freeze its operator, and compare the two.
 
-    That takes about two minutes on two cores. Interrupted, it resumes where it last saved when
+    That takes a few minutes on two cores. Interrupted, it resumes where it last saved when
     started again with the same options.
     """
     import json
