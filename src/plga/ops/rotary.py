@@ -70,11 +70,12 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool =
     """
     _check_rotation(x, cos, sin, check_values)
     if x.dtype == cos.dtype == sin.dtype and x.dtype in _COMPLEX and not torch.compiler.is_compiling():
-        # The pairs lie in memory as complex numbers do, and passes over those are faster than passes over every
+        # The pairs lie in memory as complex numbers do, and passes over those are several times faster than over every
         # other number. Two products, not one with cos + i sin: a product with 0 is exact, so each entry has the
         # roundings of the real formula below, whether or not the machine fuses multiplication and addition.
         pairs = torch.view_as_complex(x.clone(memory_format=torch.contiguous_format).unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * cos + pairs * (1j * sin)).flatten(-2)
+        turned = pairs * torch.complex(cos, torch.zeros_like(cos)) + pairs * torch.complex(torch.zeros_like(sin), sin)
+        return torch.view_as_real(turned).flatten(-2)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
 
