@@ -28,8 +28,9 @@ _TAME_NORM = 256.0
 # a factor on either side of it), so that none can underflow beside the largest.
 _DENSE_RATIO = 2.0**-128
 _BALANCE_SWEEPS = 4
-# So many numbers at once: on a CPU half a MB, a part of its cache; elsewhere enough to occupy the device.
-_CPU_CHUNK, _DEVICE_CHUNK = 2**16, 2**21
+# So many numbers at once: on a CPU 2 MB, near its cache, yet with few steps at which threads wait for each other;
+# elsewhere enough to occupy the device. The work space is five times as large, whatever the batch.
+_CPU_CHUNK, _DEVICE_CHUNK = 2**18, 2**21
 
 
 def _cyclic_part(m: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def _squarings(log_norm: Tensor, log_trace: Tensor, width: int, tolerance: float
     * K^9 / (9! n^8) from the walks of at most K edges, whatever the graph, if the longer ones do not matter:
       d |N|^K / K! < d (e |N| / K)^K is nothing beside the smallest loss.
 
-    The second is needed for a loss that comes from one long cycle: the norm alone would ask for too few squarings.
+    Both hold where the loss comes from one long cycle, for which what serves exp(N) itself would be too few squarings.
     """
     log_factor = math.lgamma(10) + math.log(tolerance)  # of 9! tolerance
     smallest = math.log(_SMALLEST_LOSS)
@@ -95,26 +96,25 @@ def _squarings(log_norm: Tensor, log_trace: Tensor, width: int, tolerance: float
     return torch.minimum(by_norm, by_length).to(torch.int64)
 
 
-def _scaled_expm1(wide: Tensor, squarings: int, tame: int) -> tuple[Tensor, Tensor]:
+def _scaled_expm1(wide: Tensor, work: Tensor, squarings: int, tame: int) -> tuple[Tensor, Tensor]:
     """exp(N) - I as e^c Y: Y [b, d, d], c >= 0 [b, 1, 1] and 0 unless ``squarings`` > ``tame``.
 
     The growth goes into the logarithm c, so nothing overflows; the identity is left out, so the smallest losses keep
-    their digits.
+    their digits. ``work``, [4, b, d, d], is overwritten: to touch new memory would take longer than to compute.
     """
-    # 2^-s N, exactly; M takes a part of so large an s that N could overflow and 2^-s underflow.
-    halvings = max(squarings - 1000, 0)
+    x, x2, left, right = work
+    # 2^-s N, exactly. Where s is so large that N could overflow and 2^-s underflow, M is scaled first.
+    halvings = min(squarings // 2, 1000) if squarings > 1000 else 0
     scaled = wide * 2.0**-halvings if halvings else wide
-    x = torch.addcmul(wide.new_zeros(()), scaled, scaled, value=2.0 ** (2 * halvings - squarings))
+    torch.addcmul(wide.new_zeros(()), scaled, scaled, value=2.0 ** (2 * halvings - squarings), out=x)
 
-    x2 = torch.bmm(x, x)
-    a = torch.bmm(x2, torch.add(x2, x, alpha=4))
-    left = torch.add(a, x2, alpha=_P)
-    right = a.add_(x2, alpha=_Q).add_(x, alpha=176)
-    right.diagonal(dim1=-2, dim2=-1).add_(_R)
-    y = x.add_(x2, alpha=_C).baddbmm_(left, right, alpha=1 / math.factorial(8))
+    torch.bmm(x, x, out=x2)
+    torch.bmm(x2, torch.add(x2, x, alpha=4, out=left), out=right)  # A
+    torch.add(right, x2, alpha=_P, out=left)
+    right.add_(x2, alpha=_Q).add_(x, alpha=176).diagonal(dim1=-2, dim2=-1).add_(_R)
+    y, spare = x.add_(x2, alpha=_C).baddbmm_(left, right, alpha=1 / math.factorial(8)), x2
 
     # E = e^c Y  →  2 E + E² = e^2c (2 e^-c Y + Y²)
-    spare = left
     for _ in range(min(squarings, tame)):
         y, spare = torch.baddbmm(y, y, y, beta=2, out=spare), y
     log_scale = wide.new_zeros(len(wide), 1, 1)
@@ -129,7 +129,7 @@ def _scaled_expm1(wide: Tensor, squarings: int, tame: int) -> tuple[Tensor, Tens
 
 
 def _finish(wide: Tensor, y: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """log(tr exp(N) / d), [b], and 2 M ⊙ exp(N)ᵀ / tr exp(N), [b, d, d], from exp(N) - I = e^c Y, which it uses up."""
+    """log(tr exp(N) / d), [b], and 2 M ⊙ exp(N)ᵀ / tr exp(N), [b, d, d], from exp(N) - I = e^c Y; in place of M."""
     width = wide.shape[-1]
     unscale = torch.exp(-log_scale)
     diagonal = y.diagonal(dim1=-2, dim2=-1)
@@ -139,7 +139,7 @@ def _finish(wide: Tensor, y: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]
     # Without a cycle the numerator is exactly 0; the denominator may underflow to it.
     total = (trace + unscale * width).clamp(min=torch.finfo(y.dtype).tiny)
     diagonal += unscale[:, 0]
-    return loss, (wide * y.mT).mul_(2 / total)
+    return loss, wide.mul_(y.mT).mul_(2 / total)
 
 
 def _chunks(chosen: Tensor, size: int) -> tuple[Tensor, ...]:
@@ -179,11 +179,13 @@ def _value_and_gradient(m: Tensor, cycles_only: bool = False) -> tuple[Tensor, T
             gradient[index] = torch.ldexp(balanced_gradient, shift).to(m.dtype)
             squarings[index] = -1
 
+    work = m.new_empty(5, min(chunk, count), width, width, dtype=torch.float64)
     # Matrices that need the same number of squarings go together: each gets what it would get alone.
     for needed in squarings[squarings >= 0].unique().tolist():
         for index in _chunks(squarings == needed, chunk):
-            wide = m.index_select(0, index).double()
-            wide_loss, wide_gradient = _finish(wide, *_scaled_expm1(wide, needed, tame))
+            part = work[:, : len(index)]
+            wide = part[0].copy_(m.index_select(0, index))
+            wide_loss, wide_gradient = _finish(wide, *_scaled_expm1(wide, part[1:], needed, tame))
             loss[index] = wide_loss.to(m.dtype)
             gradient.index_copy_(0, index, wide_gradient.to(m.dtype))
     return loss, gradient
