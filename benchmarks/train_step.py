@@ -153,6 +153,7 @@ def busy_seconds() -> float:
 def training(name: str) -> tuple[Any, Callable[[], None]]:
     """The model called ``name`` and a function that takes one training step of it."""
     import torch
+    from shapes import llama
     from torch.profiler import record_function
 
     from plga.model.configuration import PldrConfig
@@ -182,24 +183,6 @@ def training(name: str) -> tuple[Any, Callable[[], None]]:
             optimizer.step()
 
     return model, step
-
-
-def llama(config: Any) -> Any:
-    """The model that a user would take instead. It has every bias that ours has but the head's, which Llama lacks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            attention_bias=True,
-            mlp_bias=True,
-        )
-    )
 
 
 # Where the time goes ------------------------------------------------------------------------------------------------
