@@ -9,6 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from plga.model.cache import PldrCache
 from plga.model.modeling import (
     PldrAttention,
     PldrForCausalLM,
@@ -233,6 +234,22 @@ def test_hidden_states_of_a_recomputed_prefix_have_one_length() -> None:
         tokens(2, 5), max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True
     )
     assert [tuple(state.shape) for state in outputs.hidden_states[1]] == [(2, 6, 8)] * 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("shown", [{}, {"output_hidden_states": True}], ids=["read", "shown"])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_recomputed_token_is_the_last_row_of_one_pass(padding: int, shown: dict, attention: str) -> None:
+    """The last layer finishes that row alone, or all of them where they are to be shown."""
+    model, ids = tiny(attn_implementation=attention), tokens(2, 6)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    cache = PldrCache(model.config, "recompute")
+    model(ids[:, :-1], attention_mask=mask[:, :-1], cache=cache)
+    step = model(ids[:, -1:], attention_mask=mask, cache=cache, **shown)
+    assert step.logits.shape == (2, 1, VOCABULARY)
+    assert relative(step.logits[:, -1], model(ids, attention_mask=mask).logits[:, -1]) < 1e-9
 
 
 @torch.no_grad()

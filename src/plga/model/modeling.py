@@ -32,6 +32,8 @@ from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
 
+_SHOWN = ("output_hidden_states", "output_attentions")
+
 
 @dataclass
 class PldrModelOutput(BaseModelOutputWithPast):
@@ -105,11 +107,14 @@ class PldrAttention(nn.Module):
         cache: Cache | None = None,
         chunks: Layout | None = None,
         alignment_blocks: int | None = None,
+        last_row: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
-        """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None."""
-        input_shape = hidden_states.shape[:-1]
-        heads_shape = (*input_shape, -1, self.head_dim)
+        """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None.
+
+        With ``last_row`` the operator is built from all rows, and only the last one attends: [B, 1, d_model].
+        """
+        heads_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
         key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
@@ -121,6 +126,10 @@ class PldrAttention(nn.Module):
         if alignment_blocks is not None:
             assert isinstance(self.operator, LearnedOperator)
             alignment = self.operator.alignment(query, token_mask, deductive.curvature, alignment_blocks)
+        if last_row:
+            query = query[:, :, -1:]
+            if attention_mask is not None and attention_mask.dim() == 4:  # flash attention's has two axes
+                attention_mask = attention_mask[:, :, -1:]
         if chunks is None:
             query = bend(query, deductive.curvature, check_values=False)
         else:
@@ -140,7 +149,8 @@ class PldrAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.o_proj(attended.reshape(*input_shape, -1).contiguous()), probabilities, deductive, alignment
+        merged = attended.reshape(hidden_states.shape[0], query.shape[2], -1).contiguous()
+        return self.o_proj(merged), probabilities, deductive, alignment
 
 
 class PldrDecoderLayer(GradientCheckpointingLayer):
@@ -155,9 +165,11 @@ class PldrDecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     @accepts_either_cache_name
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        """[B, S, d_model] → [B, S, d_model], A, A_LM, A_P, G_LM, alignment; the other arguments are PldrAttention's."""
-        attended, _, deductive, alignment = self.self_attn(hidden_states, **kwargs)
+    def forward(self, hidden_states: Tensor, last_row: bool = False, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        """[B, S, d_model] → [B, S, d_model], A, A_LM, A_P, G_LM, alignment; the arguments are PldrAttention's."""
+        attended, _, deductive, alignment = self.self_attn(hidden_states, last_row=last_row, **kwargs)
+        if last_row:
+            hidden_states = hidden_states[:, -1:]
         hidden_states = self.self_attn_norm(hidden_states + attended)
         # Flat: gradient checkpointing in its reentrant form finds no gradient in a tuple within a tuple.
         return self.mlp_norm(hidden_states + self.mlp(hidden_states)), *deductive, alignment
@@ -281,9 +293,12 @@ class PldrModel(PldrPreTrainedModel):
         if alignment_blocks is not None:
             require_blocks(self.config, alignment_blocks, new, attention_mask, past)
         layer_cache = cache
+        one_row = False
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
             past, layer_cache = 0, None
+            # Only the row of the new token is read, so the last layer finishes no other, unless somebody looks inside.
+            one_row = new == 1 and not any(kwargs.get(x, getattr(self.config, x, False)) for x in _SHOWN)
         token_mask = attention_mask[:, past:].bool() if learned and attention_mask is not None else None
         chunks = None
         if self.config.gram == "chunked":
@@ -300,6 +315,7 @@ class PldrModel(PldrPreTrainedModel):
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
         cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
+        one_row = one_row and (causal_mask is None or isinstance(causal_mask, Tensor))  # flex attention's is neither
 
         deductive: list[DeductiveOutputs] = []
         alignment: list[Tensor] = []
@@ -313,6 +329,7 @@ class PldrModel(PldrPreTrainedModel):
                 position_ids=position_ids,
                 use_cache=use_cache,
                 alignment_blocks=alignment_blocks,
+                last_row=one_row and layer is self.layers[-1],
                 **{CACHE_NAME: layer_cache},
                 **kwargs,
             )
