@@ -52,7 +52,7 @@ format: $(DEV)
 	$(VENV)/bin/ruff format
 
 docs: $(DEV)
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 setup: $(DEV)
 
