@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plga.cli.units import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -96,7 +98,7 @@ def _print_report(report: dict[str, Any], console: "Console") -> None:
     seconds = report["seconds"]
     console.print(
         f"training took {seconds['training']:.0f} s, everything {sum(seconds.values()):.0f} s, "
-        f"on {report['machine']['threads']} threads",
+        f"on {counted(report['machine']['threads'], 'thread')}",
         highlight=False,
     )
     fluctuation = report["fluctuation"]["G_LM"]

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plga.cli.units import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -85,7 +87,7 @@ def _run(sweep: "Sweep", out: Path, storage: str | None, console: "Console") -> 
         bar.update(task, completed=states["complete"] + states["failed"], description=f"{states['failed']} failed")
 
     console.print(
-        f"{sweep.settings.name}: {sweep.count} runs of {sweep.base.optimizer.last} steps, "
+        f"{sweep.settings.name}: {counted(sweep.count, 'run')} of {counted(sweep.base.optimizer.last, 'step')}, "
         f"{sweep.settings.workers} at a time, in {out}",
         soft_wrap=True,
         markup=False,

@@ -1,6 +1,11 @@
 """Numbers for people: three or four digits and a prefix, powers of 1000."""
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, such as ``1 run`` and ``36 runs``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def readable_bytes(size: int) -> str:
     """A size such as ``229 kB``."""
     if size < 1000:

@@ -17,7 +17,7 @@ from plga.model.modeling import PldrForCausalLM
 from plga.training import checkpoints
 from plga.training.config import TrainSettings
 from plga.training.data.dataset import Data, open_data
-from plga.training.trainer import Trainer
+from plga.training.trainer import Trainer, require_equal_parts
 
 # What may differ between a run and its continuation: the same model is trained on the same data to the same end.
 _FREE = {"logging", "guards", "distributed"}
@@ -59,6 +59,7 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
         OSError: data that cannot be read, a full disk.
     """
     processes = PartialState(cpu=not torch.cuda.is_available())
+    require_equal_parts(settings, processes.num_processes)
     output = settings.logging.output
     with checkpoints.locked(output) if processes.is_main_process else nullcontext():
         processes.wait_for_everyone()

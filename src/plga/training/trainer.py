@@ -282,14 +282,20 @@ class Trainer(transformers.Trainer):
             checkpoints.restore_random(Path(checkpoint))
 
 
+def require_equal_parts(settings: TrainSettings, processes: int) -> None:
+    """Raise ValueError unless a batch divides into equal parts, one at a time for each process."""
+    batch, accumulate = settings.optimizer.batch, settings.optimizer.accumulate
+    if batch % (processes * accumulate):
+        those = f"{processes} processes x " if processes > 1 else ""
+        raise ValueError(
+            f"optimizer.batch is {batch}, expected a multiple of {those}optimizer.accumulate = {accumulate}"
+        )
+
+
 def _arguments(settings: TrainSettings) -> TrainingArguments:
     recipe, logging = settings.optimizer, settings.logging
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if recipe.batch % (processes * recipe.accumulate):
-        raise ValueError(
-            f"optimizer.batch is {recipe.batch}, expected a multiple of {processes} processes x "
-            f"optimizer.accumulate = {recipe.accumulate}"
-        )
+    require_equal_parts(settings, processes)
     return TrainingArguments(
         output_dir=str(logging.output),
         per_device_train_batch_size=recipe.batch // (processes * recipe.accumulate),
