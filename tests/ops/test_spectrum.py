@@ -240,3 +240,21 @@ def test_cycle_share_does_not_see_the_scale(lead, width, seed, exponent) -> None
 def test_cycle_share_refuses_what_is_not_finite() -> None:
     with pytest.raises(ValueError, match="m is"):
         cycle_share(torch.full((2, 2), torch.nan))
+
+
+@pytest.mark.parametrize("coupling", [1e-3, 1e-6, 1e-9])
+def test_perron_of_a_nearly_reducible_matrix(coupling: float) -> None:
+    """Two blocks with nearly the same root, which hardly touch: plain power iteration needs about 1/coupling steps.
+
+    [[A, c], [c, A]] with A = [[1, 1], [1, 1]] and c everywhere: root 2 + 2c, and 2 - 2c next to it.
+    """
+    m = torch.full((4, 4), coupling, dtype=torch.float64)
+    m[:2, :2] = m[2:, 2:] = 1.0
+    m[0, 0] += 1e-6  # or the uniform vector, where the iteration begins, would be the one looked for
+    root, right, left, residual, iterations = perron(m)
+    assert iterations < 150 and float(residual) <= 64 * 2.0**-52
+    values, vectors = np.linalg.eigh(m.numpy())
+    assert float(root) == pytest.approx(values[-1], rel=1e-14)
+    expected = np.abs(vectors[:, -1]) / np.abs(vectors[:, -1]).sum()
+    np.testing.assert_allclose(right.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose((left / left.sum()).numpy(), expected, rtol=1e-6)
