@@ -1,17 +1,42 @@
 """Settings as plain data: one YAML, checked before anything runs, with errors that name key, value and remedy."""
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from plga.training.plain_yaml import parse
+
+# What tensors hold: float32 and int64. A larger number overflows somewhere inside of a run.
+_LARGEST = {float: 3.4e38, int: 2**63 - 1}
 
 
 class Settings(BaseModel):
     """Base of every section of a configuration: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python counts with truth values, so that ``steps: true`` would be one step.
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise PydanticCustomError("truth", "no truth value")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _held_by_a_tensor(cls, value: Any) -> Any:
+        largest = _LARGEST.get(type(value))
+        if largest is not None and abs(value) > largest:
+            raise PydanticCustomError(
+                "too_large", "a number up to {largest} in magnitude", {"largest": f"{largest:.1e}"}
+            )
+        return value
 
     @classmethod
     def checked(cls, values: dict[str, Any], origin: str) -> Self:
@@ -36,11 +61,13 @@ def read_yaml(file: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: no such file, or no YAML mapping in it.
     """
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"{file}: no such file")
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        values = parse(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
         raise ValueError(f"{file}: not YAML ({error})") from error
     if values is None:
         return {}
@@ -62,8 +89,8 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
         if not equals or not all(names):
             raise ValueError(f"{override!r}: expected section.key=value")
         try:
-            value = _number_if_one(yaml.safe_load(text))
-        except yaml.YAMLError as error:
+            value = parse(text)
+        except ValueError as error:
             raise ValueError(f"{override!r}: the value is not YAML ({error})") from error
         section = result
         for depth, name in enumerate(names[:-1], start=1):
@@ -78,14 +105,13 @@ def _copied(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
 
 
-def _number_if_one(value: Any) -> Any:
-    # YAML 1.1 takes 1e-3 for text: it wants 1.0e-3. Nobody means text by it.
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+# In words of the YAML, where pydantic's are those of Python.
+_EXPECTED = {
+    "string_type": "text; a number is text in quotes",
+    "path_type": "a path; one that reads as a number goes in quotes",
+    "model_type": "a section with settings by name; leave it out for its defaults",
+    "int_parsing_size": "a smaller number",
+}
 
 
 def _explain(cls: type[BaseModel], error: Any) -> str:
@@ -94,6 +120,8 @@ def _explain(cls: type[BaseModel], error: Any) -> str:
         return f"{key} is not a setting, expected one of {', '.join(_names(cls, error['loc'][:-1]))}"
     if error["type"] == "missing":
         return f"{key} is missing"
+    if error["type"] in _EXPECTED:
+        return f"{key} is {error['input']!r}, expected {_EXPECTED[error['type']]}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     message = message[:1].lower() + message[1:]
     if error["type"] == "value_error":  # from a validator of ours, whose sentence is whole
