@@ -5,6 +5,7 @@ the optimizer's state, the random numbers of each process, the position in the d
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -29,10 +30,13 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plga.model.atomic import new_directory
-from plga.model.files import read_json, read_safetensors, read_safetensors_file
+from plga.model.files import first, read_json, read_safetensors, read_safetensors_file
 
 TRAINER_STATE = "trainer_state.json"
 _RUN = "run.json"
+_SEAL, _TRAINER = "seal", "trainer_state"  # digests in it: of itself, and of the file beside it
+_REMEDY = "; delete the checkpoint to go on from the one before"
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # of AdamW
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -110,7 +114,7 @@ def save(
     }
     of_all = gathered((own, _random_state()))
     error: OSError | None = None
-    if _rank() == 0 and not (target := output / f"checkpoint-{step}").exists():
+    if _rank() == 0 and not (target := output / f"checkpoint-{step}").is_dir():
         try:
             with new_directory(target, overwrite=False) as directory:
                 write_model(directory, model, tensors, tokenizer)
@@ -118,8 +122,10 @@ def save(
                 random = {f"{r}.{name}": t for r, (_, states) in enumerate(of_all) for name, t in states.items()}
                 save_file(random, directory / "random.safetensors")
                 (directory / TRAINER_STATE).write_text(trainer_state, encoding="utf-8")
-                run = {**shared, "processes": [o for o, _ in of_all]}
-                (directory / _RUN).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+                run = {**shared, "processes": [o for o, _ in of_all], _TRAINER: _digest(trainer_state)}
+                run = json.loads(json.dumps(run))  # as it will be read
+                written = json.dumps({**run, _SEAL: _seal(run)}, indent=1)
+                (directory / _RUN).write_text(written + "\n", encoding="utf-8")
             for old in _all(output)[:-keep]:
                 remove(old)
         except OSError as failed:
@@ -157,9 +163,16 @@ def read_run(path: Path) -> dict[str, Any]:
     """What ``shared`` and ``own`` were when the checkpoint was saved; ``own`` of all, under ``processes``.
 
     Raises:
-        FileNotFoundError, ValueError: not a whole checkpoint of a training run.
+        FileNotFoundError, ValueError: not a whole checkpoint of a training run, or one that was edited since.
     """
-    return read_json(path / _RUN, "a checkpoint of a training run has one")
+    run = read_json(path / _RUN, "a checkpoint of a training run has one")
+    if run.pop(_SEAL, None) != _seal(run):
+        raise ValueError(f"{path / _RUN}: changed since it was written{_REMEDY}")
+    state = path / TRAINER_STATE
+    read_json(state, "a checkpoint of a training run has one")
+    if _digest(state.read_text(encoding="utf-8")) != run.pop(_TRAINER, None):
+        raise ValueError(f"{state}: changed since it was written{_REMEDY}")
+    return run
 
 
 def restore_model(path: Path, model: nn.Module) -> None:
@@ -169,6 +182,12 @@ def restore_model(path: Path, model: nn.Module) -> None:
         FileNotFoundError, ValueError: a missing or damaged file, or tensors of another model.
     """
     tensors: dict[str, Any] = dict(read_safetensors(path))
+    expected = model.state_dict()
+    if differing := sorted(expected.keys() ^ tensors.keys()):  # what is missing would stay as it was initialized
+        raise ValueError(f"{path}: tensors of another model, which differ in {first(differing)}{_REMEDY}")
+    for name, tensor in expected.items():
+        if tensors[name].dtype != tensor.dtype:
+            raise ValueError(f"{path}: {name} is {tensors[name].dtype}, expected {tensor.dtype}{_REMEDY}")
     try:
         set_model_state_dict(model, tensors, options=StateDictOptions(full_state_dict=True))
     except RuntimeError as error:
@@ -176,12 +195,24 @@ def restore_model(path: Path, model: nn.Module) -> None:
 
 
 def restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's moments into an optimizer over ``model``; its settings stay those it was made with."""
-    tensors = read_safetensors_file(path / "optimizer.safetensors")
+    """Put a checkpoint's moments into an optimizer over ``model``; its settings stay those it was made with.
+
+    Raises:
+        FileNotFoundError, ValueError: a missing or damaged file, or moments of another model.
+    """
+    file = path / "optimizer.safetensors"
     state: dict[str, Any] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in read_safetensors_file(file).items():
         parameter, _, key = name.rpartition(".")
         state.setdefault(parameter, {})[key] = tensor
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    differing = sorted(state.keys() ^ trained.keys()) or [
+        name
+        for name, parameter in trained.items()
+        if state[name].keys() != _MOMENTS or any(state[name][k].shape != parameter.shape for k in _MOMENTS - {"step"})
+    ]
+    if differing:  # the optimizer would begin anew there, and say nothing
+        raise ValueError(f"{file}: differs from the model in {first(differing)}, expected its moments{_REMEDY}")
     groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_optimizer_state_dict(
         model,
@@ -192,8 +223,18 @@ def restore_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def restore_random(path: Path) -> None:
-    """Go on with this process's random numbers; a process that the checkpoint does not know keeps its own."""
-    states = read_safetensors_file(path / "random.safetensors")
+    """Go on with this process's random numbers; a process that the checkpoint does not know keeps its own.
+
+    Raises:
+        FileNotFoundError, ValueError: a missing or damaged file.
+    """
+    file = path / "random.safetensors"
+    states = read_safetensors_file(file)
+    now = torch.get_rng_state()
+    if "0.cpu" not in states or any(
+        name.endswith(".cpu") and (state.shape, state.dtype) != (now.shape, now.dtype) for name, state in states.items()
+    ):
+        raise ValueError(f"{file}: no states of random numbers{_REMEDY}")
     if (cpu := states.get(f"{_rank()}.cpu")) is not None:
         torch.set_rng_state(cpu)
     if torch.cuda.is_available() and (cuda := states.get(f"{_rank()}.cuda")) is not None:
@@ -212,6 +253,14 @@ def gathered(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _seal(run: dict[str, Any]) -> str:
+    return _digest(json.dumps(run, sort_keys=True))
 
 
 def _rank() -> int:
