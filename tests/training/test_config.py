@@ -64,6 +64,14 @@ def test_a_file_and_overrides(tmp_path: Path) -> None:
         ),
         (["objective.dag.metric=-1"], "objective.dag.metric is -1, expected greater than or equal to 0"),
         (["objective.alignment.coefficient=1", "model.gram=chunked"], "objective.alignment.coefficient needs one"),
+        (
+            ["objective.alignment.coefficient=1", "objective.alignment.blocks=1025"],
+            "objective.alignment.blocks is 1025, expected at most the 256 tokens",
+        ),
+        (
+            ["model.gram=chunked", "model.gram_chunk=1024"],
+            "model.gram_chunk is 1024, expected less than model.max_position_embeddings = 256",
+        ),
         (["model.operator=constant", "model.constant=identity"], "logging.steadiest is true, but a constant operator"),
         (["distributed.strategy=zero"], "distributed.strategy is 'zero', expected 'ddp' or 'fsdp2'"),
         (["logging.keep=0"], "logging.keep is 0, expected greater than or equal to 1"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from plga.criticality.order_parameter import deductive_outputs, fluctuation
@@ -254,6 +254,61 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str) -> None:
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     with pytest.raises(ValueError, match=rf"checkpoint-2/{file}: truncated"):
         train(tmp_path, "optimizer.stop=4")
+
+
+def remake(file: Path, change: Any) -> None:
+    """Write a file anew with what ``change`` makes of its content."""
+    if file.suffix == ".json":
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    else:
+        save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("run.json", lambda run: {**run, "boost": 2.0}, "changed since it was written"),
+        ("run.json", lambda run: {}, "changed since it was written"),
+        ("trainer_state.json", lambda state: {}, "changed since it was written"),
+        ("trainer_state.json", lambda state: {**state, "global_step": "x"}, "changed since it was written"),
+        ("optimizer.safetensors", lambda moments: {}, "differs from the model in .*lm_head.bias"),
+        ("optimizer.safetensors", lambda moments: dict([*moments.items()][1:]), "differs from the model in lm_head"),
+        ("optimizer.safetensors", lambda m: {k: t.flatten()[:1] for k, t in m.items()}, "differs from the model in"),
+        ("model.safetensors", lambda tensors: {k: t.half() for k, t in tensors.items()}, "float16, expected"),
+        ("model.safetensors", lambda tensors: dict([*tensors.items()][1:]), "tensors of another model"),
+        ("random.safetensors", lambda states: {}, "no states of random numbers"),
+        ("random.safetensors", lambda states: {k: t[:9].clone() for k, t in states.items()}, "no states of random"),
+    ],
+)
+def test_an_edited_checkpoint_is_refused(tmp_path: Path, file: str, change: Any, message: str) -> None:
+    """It would go on with other bits, and say nothing."""
+    train(tmp_path, "optimizer.stop=2")
+    remake(tmp_path / "checkpoint-2" / file, change)
+    with pytest.raises(ValueError, match=rf"checkpoint-2.*{message}") as raised:
+        train(tmp_path, "optimizer.stop=4")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "checkpoint-4").exists()
+
+
+def test_the_steadiest_model_cannot_be_asked_for_later(tmp_path: Path) -> None:
+    """The looks that are over have kept none, and one of them may be the steadiest."""
+    train(tmp_path, "optimizer.stop=2")
+    with pytest.raises(ValueError, match=r"logging\.steadiest was False and is True"):
+        train(tmp_path, "optimizer.stop=4", "logging.steadiest=true")
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Any, *args: Any) -> None:
+        raise RuntimeError("TensorBoardCallback requires tensorboard to be installed.")
+
+    monkeypatch.setattr("transformers.integrations.integration_utils.TensorBoardCallback.__init__", missing)
+    with pytest.raises(ValueError, match=r"^logging\.report_to: tensorboard: TensorBoardCallback requires"):
+        train(tmp_path, "logging.report_to=[tensorboard]")
+
+
+def test_a_model_without_room_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError, match=r"^out of memory: .*; `plga plan` tells what a run needs"):
+        train(tmp_path, "model.hidden_size=4000000000000")
 
 
 def test_a_non_finite_loss_stops_with_step_and_checkpoint(tmp_path: Path) -> None:

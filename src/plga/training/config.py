@@ -186,6 +186,17 @@ class TrainSettings(Settings):
                 "objective.alignment.coefficient needs one operator a sequence: "
                 "model.operator learned, model.gram global"
             )
+        context = model.max_position_embeddings
+        if objective.alignment.coefficient and objective.alignment.blocks > context:
+            raise ValueError(
+                f"objective.alignment.blocks is {objective.alignment.blocks}, expected at most the {context} tokens of "
+                "model.max_position_embeddings"
+            )
+        if model.gram == "chunked" and model.gram_chunk >= context:
+            raise ValueError(
+                f"model.gram_chunk is {model.gram_chunk}, expected less than model.max_position_embeddings = "
+                f"{context}: the first chunk sees no token, so a model of one chunk has a constant operator"
+            )
         if model.operator == "constant" and self.optimizer.checkpointing == "learner":
             raise ValueError("optimizer.checkpointing is 'learner', but a constant operator has no metric learner")
         if model.operator == "constant" and self.logging.steadiest:

@@ -1,5 +1,6 @@
 """One training run from its settings: made anew, or gone on with where its newest checkpoint stands."""
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,9 @@ from plga.training.trainer import Trainer, require_equal_parts
 # What may differ between a run and its continuation: the same model is trained on the same data to the same end.
 _FREE = {"logging", "guards", "distributed"}
 _FREE_OF_OPTIMIZER = {"stop", "accumulate", "precision", "checkpointing", "compile"}
+
+# What torch says where it has no exception of its own.
+_NO_ROOM = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
 
 
 class Stopped(KeyboardInterrupt):
@@ -54,6 +58,7 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
 
     Raises:
         ValueError: settings that do not fit the data or the folder.
+        MemoryError: no room for the model or a step.
         FloatingPointError: a non-finite number, with layer, heads, step and the last good checkpoint.
         Stopped: SIGTERM or SIGINT came; the message names the checkpoint.
         OSError: data that cannot be read, a full disk.
@@ -61,7 +66,7 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
     processes = PartialState(cpu=not torch.cuda.is_available())
     require_equal_parts(settings, processes.num_processes)
     output = settings.logging.output
-    with checkpoints.locked(output) if processes.is_main_process else nullcontext():
+    with checkpoints.locked(output) if processes.is_main_process else nullcontext(), _memory_errors():
         processes.wait_for_everyone()
         start = checkpoints.newest(output)
         if start is not None:
@@ -117,6 +122,19 @@ def _finished(output: Path, last: Path, data: Data, processes: PartialState) -> 
     return Trained(output, checkpoints.history(last), data)
 
 
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn what torch makes of an allocation that failed into the MemoryError that it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = str(error)
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in message for words in _NO_ROOM):
+            raise
+        reason = re.sub(r"^\[.*?\]\s*", "", message.splitlines()[0])
+        raise MemoryError(f"out of memory: {reason}; `plga plan` tells what a run needs") from error
+
+
 class _StopOnSignal(TrainerCallback):
     """Ends the run after the step in which SIGTERM or SIGINT comes to any of its processes."""
 
@@ -158,5 +176,7 @@ def _check_same_run(settings: TrainSettings, run: dict[str, Any], checkpoint: Pa
         for key, value in values.items()
         if then[section].get(key) != value and not (section == "optimizer" and key in _FREE_OF_OPTIMIZER)
     ]
+    if settings.logging.steadiest and not then["logging"]["steadiest"]:
+        differing.append("logging.steadiest was False and is True")  # the looks that are over have kept no model
     if differing:
         raise ValueError(f"{checkpoint}: of another run: {'; '.join(differing)}; choose another logging.output")

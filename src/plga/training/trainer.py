@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
 from plga.model.loss import next_token_hits
@@ -62,7 +63,7 @@ class Trainer(transformers.Trainer):
             model=model,
             args=_arguments(settings),
             train_dataset=data.train,
-            callbacks=[*self.guards, self.monitor, *callbacks],
+            callbacks=[*_trackers(settings.logging.report_to), *self.guards, self.monitor, *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self.loss_is_scaled_for_ga = True
@@ -292,6 +293,18 @@ def require_equal_parts(settings: TrainSettings, processes: int) -> None:
         )
 
 
+def _trackers(names: Sequence[str]) -> list[transformers.TrainerCallback]:
+    """Trackers of Transformers' Trainer. It would make them itself, and end in whatever each of them raises."""
+    made = []
+    for name in names:
+        try:
+            made.append(INTEGRATION_TO_CALLBACK[name]())
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"logging.report_to: {name}: {reason}") from error
+    return made
+
+
 def _arguments(settings: TrainSettings) -> TrainingArguments:
     recipe, logging = settings.optimizer, settings.logging
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -311,7 +324,7 @@ def _arguments(settings: TrainSettings) -> TrainingArguments:
         save_strategy="steps",
         save_steps=logging.save_every,
         disable_tqdm=True,
-        report_to=list(logging.report_to),
+        report_to=[],  # see _trackers
         seed=recipe.seed,
         ignore_data_skip=True,  # the data resumes by itself
         remove_unused_columns=False,
