@@ -23,13 +23,17 @@ from plga.model.pickles import load_tensors
 from plga.model.pth import HPARAMS, PUBLISHED_CONTEXT, PUBLISHED_VOCABULARY, infer
 from plga.model.released import VALUES, PldrllmConfig, from_published, to_published
 from plga.model.released_models import PldrllmForCausalLM
+from plga.model.seal import SealPolicy, check_seal
 
 logger = logging.getLogger(__name__)
 AnyModel = TypeVar("AnyModel", PldrForCausalLM, PldrllmForCausalLM)
 
 
 def load_model(
-    path: str | Path, dtype: torch.dtype | None = torch.float32, max_positions: int | None = None
+    path: str | Path,
+    dtype: torch.dtype | None = torch.float32,
+    max_positions: int | None = None,
+    seal: SealPolicy | None = None,
 ) -> PldrForCausalLM:
     """Load a checkpoint, in evaluation mode on the CPU.
 
@@ -38,13 +42,16 @@ def load_model(
             or a published ``.pth``.
         dtype: of all tensors; None keeps the dtype that each has in the file.
         max_positions: context in tokens; None: what the checkpoint says, 1024 for a ``.pth`` that says nothing.
+        seal: what a sealed directory is checked against, and whether there has to be a seal; None: as PLGA_TRUST says.
 
     Raises:
-        ValueError: not a whole checkpoint of a PLDR-LLM: the file, and the first missing, unexpected, misshaped or
-            non-floating tensors, are named. Nothing is loaded half.
+        ValueError: the directory differs from its seal, in what is named; or not a whole checkpoint of a PLDR-LLM: the
+            file, and the first missing, unexpected, misshaped or non-floating tensors, are named. Nothing is loaded
+            half.
         OSError: missing or unreadable.
     """
     path = _existing(path)
+    check_seal(path, seal)
     config, tensors, published = _read_directory(path) if path.is_dir() else _read_pth(path)
     if max_positions is not None:
         if max_positions < 1:
@@ -53,19 +60,22 @@ def load_model(
     return _fill(PldrForCausalLM, config, tensors, dtype, path, published)
 
 
-def load_released(path: str | Path, dtype: torch.dtype | None = torch.float32) -> PldrllmForCausalLM:
+def load_released(
+    path: str | Path, dtype: torch.dtype | None = torch.float32, seal: SealPolicy | None = None
+) -> PldrllmForCausalLM:
     """Load a directory in the published Transformers format with all that it holds, so that saving gives it back.
 
     As AutoModelForCausalLM does, but strictly. ``load_model`` instead gives the model in our format.
 
     Args:
         path: directory with ``model_type: pldrllm``.
-        dtype: as for ``load_model``.
+        dtype, seal: as for ``load_model``.
 
     Raises:
         ValueError, OSError: as ``load_model``.
     """
     path = _existing(path)
+    check_seal(path, seal)
     config = _read_config(path / "config.json")
     if not isinstance(config, PldrllmConfig):
         raise ValueError(f"{path / 'config.json'}: model_type is {config.model_type!r}, expected 'pldrllm'")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from plga.model.initialization import initialize
 from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
 from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
+from plga.model.seal import SealPolicy, check_seal
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
@@ -192,8 +194,21 @@ class PldrPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": PldrDecoderLayer, "attentions": PldrAttention}
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Transformers' ``from_pretrained``; it switches gradients on everywhere, and a constant stays constant."""
+    def from_pretrained(cls, *args: Any, seal: SealPolicy | None = None, **kwargs: Any) -> Any:
+        """Transformers' ``from_pretrained``, of a sealed directory only as it was sealed.
+
+        It switches gradients on everywhere; a constant stays constant.
+
+        Args:
+            seal: what a sealed directory is checked against, and whether there has to be a seal; None: as PLGA_TRUST
+                says.
+
+        Raises:
+            ValueError, OSError: as ``check_seal``, before anything is loaded; and what Transformers raises.
+        """
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        if path is not None:  # else all tensors are given
+            check_seal(Path(path) / kwargs.get("subfolder", ""), seal)
         if args and kwargs.get("config") is None and not kwargs.get("state_dict"):
             hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
             found, _ = cls.config_class.get_config_dict(args[0], **{k: kwargs[k] for k in hub if k in kwargs})

@@ -2,12 +2,15 @@
 
 import importlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from plga.model.seal import SEAL, check_seal
 
 # Names under which a bare tokenizer.json may hold its special pieces.
 _SPECIAL = {
@@ -40,7 +43,8 @@ def load_tokenizer(path: str | Path, vocab_size: int | None = None) -> PreTraine
             many pieces fits. For a ``.pth`` None means: what its ``.hparams.json`` says.
 
     Raises:
-        ValueError: not a tokenizer, or one with more pieces than ``vocab_size``.
+        ValueError: not a tokenizer, or one with more pieces than ``vocab_size``; or a sealed directory in which
+            anything but the weights, which are not looked at here, differs from its seal.
         NoTokenizerError: a directory without one, or a ``.pth`` that has none or more than one that fits beside it.
         OSError: missing or unreadable.
     """
@@ -49,6 +53,8 @@ def load_tokenizer(path: str | Path, vocab_size: int | None = None) -> PreTraine
         raise FileNotFoundError(f"{path}: no such file or directory, expected a tokenizer")
     if path.suffix == ".pth":
         return _beside(path, vocab_size)
+    if os.path.lexists(path / SEAL):  # whether there has to be one is asked of the model: a tokenizer alone has none
+        check_seal(path, weights=False)
     tokenizer = _load(path)
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise ValueError(f"{path}: {len(tokenizer)} pieces, expected at most the model's {vocab_size}")
