@@ -1,12 +1,18 @@
 """Cache of a PLDR-LLM: keys, values and, per sequence, the operator G_LM (arXiv:2502.13502)."""
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from plga.model.configuration import MODES, PldrConfig, require_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from plga.model.seal import SealPolicy
 
 
 class ChunkState(NamedTuple):
@@ -24,6 +30,9 @@ class ChunkState(NamedTuple):
 class PldrCacheLayer(DynamicLayer):
     """Keys and values of one layer; and the G_LM, [B, H, d, d], kept from the prompts, or the state of the chunks."""
 
+    keys: Tensor | None
+    values: Tensor | None
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.curvature: Tensor | None = None
@@ -32,7 +41,7 @@ class PldrCacheLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         # Before 5.24 values start in the dtype of the keys, which would round the positions that `recompute` keeps.
-        self.values: Tensor | None = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
+        self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
     def _map_operator(self, function: Any) -> None:
         if self.curvature is not None:
@@ -148,6 +157,58 @@ class PldrCache(Cache):
         layer = self.layers[layer_idx]
         assert isinstance(layer, PldrCacheLayer)
         layer.chunks = state
+
+    def save(
+        self,
+        path: str | Path,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        input_ids: Tensor,
+        key: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the cache of a prompt, or of the beginning of one, as a safetensors file, whole or not at all.
+
+        Args:
+            model, tokenizer, input_ids: what it was computed from; ``input_ids`` is [B, S], none of it padding. Their
+                hashes, dtype and mode go into the file, with the hash of every tensor.
+            key: private key that signs all this.
+            overwrite: replace a file that is there.
+
+        Raises:
+            ValueError: the cache does not hold S tokens of B sequences of this model, or no such key.
+            FileExistsError: the file exists and ``overwrite`` is False.
+            OSError: a full disk, and whatever else the file system says.
+        """
+        from plga.model.prefix import save_prefix  # which needs this class
+
+        save_prefix(self, path, model, tokenizer, input_ids, key, overwrite)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        input_ids: Tensor,
+        mode: str | None = None,
+        seal: "SealPolicy | None" = None,
+    ) -> "PldrCache":
+        """Read a cache that ``save`` wrote, on the device of ``model``, for exactly what it was computed from.
+
+        Args:
+            model, tokenizer, input_ids: as for ``save``.
+            mode: that the cache has to be in; None: whichever it is in.
+            seal: keys that are trusted, and whether there has to be a signature; None: as PLGA_TRUST says.
+
+        Raises:
+            ValueError: it belongs to another model, tokenizer, prompt, dtype or mode, a tensor of it was changed, or
+                its signature is missing or another one: what differs is named.
+            OSError: missing or unreadable.
+        """
+        from plga.model.prefix import load_prefix  # which needs this class
+
+        return load_prefix(path, model, tokenizer, input_ids, mode, seal)
 
     def nbytes(self) -> int:
         """Bytes held: keys, values, prefix, operators and Grams."""
