@@ -1,0 +1,1 @@
+"""Serving: collapsed checkpoints on engines that are not ours."""
