@@ -27,6 +27,10 @@ main()
         ("generate",),
         ("info",),
         ("convert",),
+        ("export",),
+        ("keygen",),
+        ("seal",),
+        ("verify",),
         ("tokenizer", "train"),
     ],
 )
@@ -38,6 +42,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "generate", "info", "convert", "tokenizer")
+        commands += ("export", "keygen", "seal", "verify")
         assert all(name in out for name in commands)
 
 

@@ -7,7 +7,21 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from plga.cli import convert, criticality, demo, generate, info, plan, sweep, tokenizer, train
+from plga.cli import (
+    convert,
+    criticality,
+    demo,
+    export,
+    generate,
+    info,
+    keygen,
+    plan,
+    seal,
+    sweep,
+    tokenizer,
+    train,
+    verify,
+)
 
 
 class _Commands(TyperGroup):
@@ -41,7 +55,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (demo, train, plan, sweep, criticality, generate, info, convert):
+for module in (demo, train, plan, sweep, criticality, generate, info, convert, export, keygen, seal, verify):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 
