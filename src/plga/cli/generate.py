@@ -74,7 +74,7 @@ def command(
         model = _frozen(model, text, calibration)
     if sample:
         torch.manual_seed(seed)
-    written = model.generate(
+    output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         operator_mode=mode,
@@ -83,10 +83,17 @@ def command(
         repetition_penalty=repetition_penalty,
         logits_processor=[_require_finite],
         streamer=TextStreamer(text, skip_special_tokens=True),
+        return_dict_in_generate=True,
         **({"temperature": temperature, "top_k": top_k, "top_p": top_p} if sample else {}),
     )
-    if written.shape[1] == context and room < max_new_tokens:
+    if output.sequences.shape[1] == context and room < max_new_tokens:
         typer.echo(f"plga: stopped at the context of {context} tokens", err=True)
+    for seen in getattr(output, "guard", None) or ():
+        typer.echo(
+            f"plga: guard: {seen.checks} checks, {seen.fallbacks} fall-backs, {seen.recomputed} of {seen.tokens} tokens "
+            f"recomputed, worst deviation of G {seen.curvature_deviation:.1e}, of logits {seen.logit_deviation:.1e}",
+            err=True,
+        )
 
 
 def _require_finite(input_ids: "Tensor", logits: "Tensor") -> "Tensor":

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from plga.model.atomic import new_directory, new_file
 from plga.model.configuration import PldrConfig
 from plga.model.files import first, read_json, read_safetensors
+from plga.model.guard_tensors import GUARD_FILE, attach_from
 from plga.model.modeling import PldrForCausalLM
 from plga.model.names import from_released, to_released
 from plga.model.pickles import load_tensors
@@ -36,6 +37,8 @@ def load_model(
     seal: SealPolicy | None = None,
 ) -> PldrForCausalLM:
     """Load a checkpoint, in evaluation mode on the CPU.
+
+    Beside a constant operator, the learned ones that its guard needs are read too, where there are any, in their dtype.
 
     Args:
         path: a directory in our format, a directory in the published Transformers format (``model_type: pldrllm``),
@@ -57,7 +60,10 @@ def load_model(
         if max_positions < 1:
             raise ValueError(f"max_positions is {max_positions}, expected >= 1")
         config.max_position_embeddings = max_positions
-    return _fill(PldrForCausalLM, config, tensors, dtype, path, published)
+    model = _fill(PldrForCausalLM, config, tensors, dtype, path, published)
+    if (path / GUARD_FILE).is_file():
+        attach_from(model, path)
+    return model
 
 
 def load_released(

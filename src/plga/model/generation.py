@@ -3,15 +3,22 @@
 from typing import Any
 
 from torch import Tensor
-from transformers.generation import GenerationMixin
+from transformers import GenerationConfig
+from transformers.generation import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.utils import ModelOutput
 
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
+from plga.model.guard import GuardedOutput, WatchedStopping, watch_over
 
 
 # "GenerationMixin" has to stay in the name: Transformers tells by it which models generate.
 class PldrGenerationMixin(GenerationMixin):
-    """Transformers' generation, aware of the operator."""
+    """Transformers' generation, aware of the operator and of its guard."""
+
+    # The learned model that a guard recomputes with, if there is one: see guard_tensors.attach.
+    recomputing: tuple[Any, ...] = ()
 
     def generate(
         self, inputs: Tensor | None = None, *args: Any, operator_mode: str | None = None, **kwargs: Any
@@ -23,9 +30,13 @@ class PldrGenerationMixin(GenerationMixin):
         Args:
             operator_mode: ``recompute`` or ``prompt`` for a learned operator, ``chunked`` for one with a chunked Gram;
                 None: what the config says.
+            guard (in ``kwargs``): for a constant operator, GuardSettings as plain data, or False for none; None: what
+                the generation config says. Its statistics come back as ``guard`` of a GuardedOutput, with
+                ``return_dict_in_generate=True``.
 
         Raises:
-            ValueError: a mode that the operator cannot run in, or a chunked prompt in mode ``prompt``.
+            ValueError: a mode that the operator cannot run in, a chunked prompt in mode ``prompt``, or a guard that
+                cannot watch.
         """
         generation_config = kwargs.get("generation_config") or (args[0] if args else None) or self.generation_config
 
@@ -51,6 +62,9 @@ class PldrGenerationMixin(GenerationMixin):
         if given is not None or (mode != "constant" and setting("use_cache") is not False):
             kwargs[CACHE_NAME] = cache
 
+        if kwargs.get("custom_generate") is not None and self._guard(generation_config, kwargs.get("guard")):
+            raise ValueError("guard is set with custom_generate, which it cannot watch; pass guard=False")
+
         ids = inputs if inputs is not None else kwargs.pop("input_ids", None)
         embeds, mask, pad = kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), setting("pad_token_id")
         if mask is None and ids is not None and isinstance(pad, int) and pad != setting("eos_token_id"):
@@ -63,6 +77,61 @@ class PldrGenerationMixin(GenerationMixin):
             if embeds is not None and embeds.shape[:2] == mask.shape:
                 kwargs["inputs_embeds"] = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
         return super().generate(ids, *args, **kwargs)
+
+    def _guard(self, generation_config: GenerationConfig | None, told: Any = None) -> Any:
+        """Settings of the guard in effect, not yet read: those told, of the configuration given, or of the model."""
+        for settings in (told, getattr(generation_config, "guard", None)):
+            if settings is not None:
+                return settings
+        return getattr(self.generation_config, "guard", None)
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, guard: Any = None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        # Transformers would take a setting that it does not know for an argument of the model.
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        prepared.guard = self._guard(generation_config, guard)
+        return prepared, model_kwargs
+
+    def _validate_generation_mode(
+        self, generation_mode: GenerationMode, generation_config: GenerationConfig, *args: Any
+    ) -> None:
+        if generation_config.guard and generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            raise ValueError(
+                f"guard is set, but the generation mode is {generation_mode.value}, expected greedy search or "
+                "sampling; pass guard=False to go without"
+            )
+        super()._validate_generation_mode(generation_mode, generation_config, *args)
+
+    def init_continuous_batching(self, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
+        """Transformers' continuous batching, which no guard can watch.
+
+        Raises:
+            ValueError: a guard is set.
+        """
+        if self._guard(generation_config):
+            raise ValueError(
+                "guard is set, but continuous batching has no place for it, expected generate(); "
+                "GenerationConfig(guard=False) goes without"
+            )
+        return super().init_continuous_batching(generation_config, **kwargs)
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **kwargs: Any,
+    ) -> Any:
+        # Greedy decoding too.
+        if not generation_config.guard:
+            return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+        watch = watch_over(self, generation_config.guard, input_ids, kwargs.get("attention_mask"))
+        logits_processor = LogitsProcessorList([watch, *logits_processor])
+        criteria = WatchedStopping(stopping_criteria, watch)
+        output = super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        return GuardedOutput(**output, guard=watch.statistics) if isinstance(output, ModelOutput) else output
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         # Several proposed tokens in one pass: with a learned operator the rows of all would see a G_LM built from

@@ -25,6 +25,7 @@ from plga.model.chunked import ChunkedOperator
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
+from plga.model.guard_tensors import GUARD_FILE, attach_from, save_operators
 from plga.model.initialization import initialize
 from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
 from plga.model.loss import IGNORED, next_token_cross_entropy
@@ -35,6 +36,8 @@ from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
 
 _SHOWN = ("output_hidden_states", "output_attentions")
+# Arguments of ``from_pretrained`` that say where a file is.
+HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 @dataclass
@@ -210,8 +213,7 @@ class PldrPreTrainedModel(PreTrainedModel):
         if path is not None:  # else all tensors are given
             check_seal(Path(path) / kwargs.get("subfolder", ""), seal)
         if args and kwargs.get("config") is None and not kwargs.get("state_dict"):
-            hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-            found, _ = cls.config_class.get_config_dict(args[0], **{k: kwargs[k] for k in hub if k in kwargs})
+            found, _ = cls.config_class.get_config_dict(args[0], **{k: kwargs[k] for k in HUB if k in kwargs})
             if found.get("model_type", cls.config_class.model_type) != cls.config_class.model_type:
                 raise ValueError(
                     f"{args[0]}: model_type is {found['model_type']!r}, but {cls.__name__} reads "
@@ -374,6 +376,25 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Transformers' ``from_pretrained``; beside a constant operator, it also reads what a guard needs."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        if path is not None and model.config.operator == "constant":
+            attach_from(model, path, **{name: kwargs[name] for name in HUB if name in kwargs})
+        return loaded
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:
+        """Transformers' ``save_pretrained``; it also writes what a guard needs, if the model has it."""
+        if getattr(self.generation_config, "guard", None) is not None:
+            # With this mark, Transformers would leave out on loading what it does not know.
+            self.generation_config._from_model_config = None
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if is_main_process and self.recomputing:
+            save_operators(self.recomputing[0], Path(save_directory) / GUARD_FILE)
 
     @accepts_either_cache_name
     @can_return_tuple

@@ -112,6 +112,7 @@ class PldrllmForCausalLM(_Published, modeling.PldrForCausalLM):
             published = cls(PldrllmConfig.from_plga(model.config))
         published.load_state_dict(model.state_dict(), assign=True)
         published.generation_config = copy.deepcopy(model.generation_config)
+        published.generation_config.guard = None  # the format has no place for what a guard needs
         return published.train(model.training)
 
 
