@@ -90,8 +90,8 @@ def command(
         typer.echo(f"plga: stopped at the context of {context} tokens", err=True)
     for seen in getattr(output, "guard", None) or ():
         typer.echo(
-            f"plga: guard: {seen.checks} checks, {seen.fallbacks} fall-backs, {seen.recomputed} of {seen.tokens} tokens "
-            f"recomputed, worst deviation of G {seen.curvature_deviation:.1e}, of logits {seen.logit_deviation:.1e}",
+            f"plga: guard: {seen.checks} checks, {seen.fallbacks} fall-backs, {seen.recomputed} of {seen.tokens} tokens"
+            f" recomputed, worst deviation of G {seen.curvature_deviation:.1e}, of logits {seen.logit_deviation:.1e}",
             err=True,
         )
 

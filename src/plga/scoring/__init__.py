@@ -1,0 +1,1 @@
+"""Scores of texts and of choices (floor 3)."""
