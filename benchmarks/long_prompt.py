@@ -2,8 +2,8 @@
 
 For each length and way a fresh process: it builds a small model (4 layers, 2 heads of width 64, vocabulary 2048, random
 constant, seed 0), warms up on a short prompt, and reads a prompt of that many tokens whole or in chunks of 64
-(``generate`` of one token), or scores a text in blocks of 64 (``plga.scoring.long_text``). Printed: by how much the peak
-resident set grew beyond the one after the warm-up, the bytes of the keys and values at the end, and the difference.
+(``generate`` of one token), or scores a text in blocks of 64 (``plga.scoring.long_text``). Printed: by how much the
+peak resident set grew beyond the one after the warm-up, the bytes of the keys and values at the end, the difference.
 glibc is told to give large blocks back at once, or what it keeps of the cache's older tensors would count too.
 """
 

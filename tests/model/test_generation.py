@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -115,6 +117,17 @@ def test_without_a_cache(mode: str) -> None:
 def test_prefill_in_chunks(mode: str) -> None:
     model, prompts = model_for(mode), tokens(2, 7)
     assert torch.equal(generate(model, prompts, mode, prefill_chunk_size=3), generate(model, prompts, mode))
+
+
+@given(chunk=st.integers(1, 30), length=st.integers(2, 26), padded=st.booleans())
+def test_a_long_prompt_in_chunks_of_any_size_gives_the_same_logits(chunk: int, length: int, padded: bool) -> None:
+    model = constant(torch.float32)
+    ids, mask = pad([tokens(length), tokens(max(1, length // 2) if padded else length, seed=1)], left=True)
+    options = {"attention_mask": mask, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
+    whole = model.generate(ids, max_new_tokens=NEW, **options)
+    chunks = model.generate(ids, max_new_tokens=NEW, prefill_chunk_size=chunk, **options)
+    assert torch.equal(chunks.sequences, whole.sequences)
+    torch.testing.assert_close(torch.stack(chunks.logits), torch.stack(whole.logits), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -62,13 +62,18 @@ class PldrGenerationMixin(GenerationMixin):
         if given is not None or (mode != "constant" and setting("use_cache") is not False):
             kwargs[CACHE_NAME] = cache
 
-        if kwargs.get("custom_generate") is not None and self._guard(generation_config, kwargs.get("guard")):
-            raise ValueError("guard is set with custom_generate, which it cannot watch; pass guard=False")
-
         ids = inputs if inputs is not None else kwargs.pop("input_ids", None)
         embeds, mask, pad = kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), setting("pad_token_id")
         if mask is None and ids is not None and isinstance(pad, int) and pad != setting("eos_token_id"):
             mask = kwargs["attention_mask"] = ids.ne(pad).long()  # as Transformers does, but before it is needed here
+        if self._guard(generation_config, kwargs.get("guard")):
+            if kwargs.get("custom_generate") is not None:
+                raise ValueError("guard is set with custom_generate, which it cannot watch; pass guard=False")
+            if ids is not None and mask is not None and ids.shape != mask.shape:
+                raise ValueError(
+                    f"guard is set with input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}, expected "
+                    "input_ids of the whole text: the learned model reads all of it"
+                )
         if given is None and mask is not None and mask.dim() == 2:
             order = mask.bool().long().argsort(dim=-1, stable=True)
             kwargs["attention_mask"] = mask.gather(-1, order)

@@ -12,8 +12,8 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     """Log-probability of every token but the first, given all before it, in nats.
 
     With a constant operator a model is prefix-consistent, so reading block after block is one pass over the whole text,
-    for any size of a block. Beside keys and values of the text, memory depends on the block and not on the text, but for
-    the mask of a block, [block, text], one byte an entry and four more while attention runs.
+    for any size of a block. Beside keys and values (and a second copy of one layer's keys while they grow) memory depends
+    on the block and not on the text, but for the mask of a block: five bytes an entry of [block, text].
 
     Args:
         model: with a constant operator; run as it is, so in evaluation mode to be a function of the text.
@@ -29,8 +29,8 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     context = model.config.max_position_embeddings
     if model.config.operator != "constant":
         raise ValueError(
-            "the operator of this model is learned, expected a constant one: each new token changes every row before it, "
-            "so no block can be kept; collapse it first (plga collapse, or plga.collapse.freeze.freeze_on)"
+            "the operator of this model is learned, expected a constant one: each new token changes every row before "
+            "it, so no block can be kept; collapse it first (plga collapse, or plga.collapse.freeze.freeze_on)"
         )
     if input_ids.dim() != 2 or not 2 <= input_ids.shape[1] <= context:
         raise ValueError(
