@@ -1,13 +1,16 @@
 """``plga generate`` writes what the model itself would write."""
 
 import argparse
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from plga.collapse.freeze import freeze_on
+from plga.collapse.guard import write_guard
 from plga.model.checkpoint import load_model, save_model
+from plga.model.modeling import PldrForCausalLM
 from plga.model.tokenizer import load_tokenizer
 from tests.cli.runner import fresh, plga
 
@@ -44,6 +47,30 @@ def test_a_checkpoint_of_ours(checkpoint: Path, frozen: Path) -> None:
         assert ending.err == ""
     constant = plga("generate", frozen, "--prompt", "def f", "--max-new-tokens", 3, "--mode", "constant")
     assert constant == ending
+
+
+def test_the_guard_of_a_checkpoint(model: PldrForCausalLM, checkpoint: Path, frozen: Path, tmp_path: Path) -> None:
+    tokenizer, folder = load_tokenizer(checkpoint), tmp_path / "guarded"
+    shutil.copytree(frozen, folder)
+    settings = {"every": 3, "margin_factor": 2.0, "deviation": 0.0, "tolerance": 0.0}
+    write_guard(model, folder, settings)
+    ids = tokenizer("def f", return_tensors="pt").input_ids
+    mask = torch.ones_like(ids)
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 8, "return_dict_in_generate": True}
+    expected = load_model(folder).generate(ids, **options)
+    (seen,) = expected.guard
+    assert seen.recomputed == seen.tokens - 3
+
+    ending = plga("generate", folder, "--prompt", "def f", "--max-new-tokens", 8)
+    assert ending.code == 0, ending
+    assert ending.out == tokenizer.decode(expected.sequences[0], skip_special_tokens=True) + "\n"
+    assert ending.err == (
+        f"plga: guard: {seen.checks} checks, 1 fall-backs, {seen.recomputed} of {seen.tokens} tokens recomputed, worst "
+        f"deviation of G {seen.curvature_deviation:.1e}, of logits {seen.logit_deviation:.1e}\n"
+    )
+    (folder / "guard.safetensors").unlink()
+    error = plga("generate", folder, "--prompt", "def f").error()
+    assert "expected guard.safetensors beside its weights; write it with plga.collapse.guard.write_guard" in error
 
 
 def test_a_chunked_gram(checkpoint: Path, tmp_path: Path) -> None:
