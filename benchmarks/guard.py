@@ -31,7 +31,7 @@ PROMPT, NEW, EVERY = 16, 110, 64
 def main() -> None:
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    count = int(sys.argv[3]) if len(sys.argv) > 3 else 9
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 15
     model, tokenizer = load_model(sys.argv[1]), load_tokenizer(Path(sys.argv[2]))
 
     def windows(module: ModuleType, number: int, length: int) -> Tensor:
