@@ -84,7 +84,7 @@ def _load(source: Path, to: str, curvature: Path | None, dtype: "torch.dtype | N
 
 def _tokenizer(source: Path, given: Path | None, model: "PldrForCausalLM") -> "PreTrainedTokenizerFast | None":
     """The tokenizer to write along, if one is known; its special ids go where the checkpoint names none."""
-    from plga.model.tokenizer import NoTokenizerError, load_tokenizer
+    from plga.model.tokenizer import NoTokenizerError, load_tokenizer, name_special_tokens
 
     try:
         tokenizer = load_tokenizer(given or source, model.config.vocab_size)
@@ -92,8 +92,5 @@ def _tokenizer(source: Path, given: Path | None, model: "PldrForCausalLM") -> "P
         if given is not None:
             raise
         return None
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        if getattr(model.config, name) is None:
-            setattr(model.config, name, getattr(tokenizer, name))
-            setattr(model.generation_config, name, getattr(tokenizer, name))
+    name_special_tokens(model, tokenizer)
     return tokenizer

@@ -96,14 +96,9 @@ def _sampled(
 
 
 def _lines(tokenizer: "PreTrainedTokenizerFast", file: Path) -> "list[Tensor]":
-    """Prompts of a file; empty lines are none."""
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    if len(lines) < 2:
-        raise ValueError(f"{file}: {len(lines)} prompts, expected at least 2, one a line")
-    return [_encoded(tokenizer, line) for line in lines]
+    from plga.criticality.prompts import read_prompts
+
+    return [_encoded(tokenizer, line) for line in read_prompts(file, least=2)]
 
 
 def _passages(tokenizer: "PreTrainedTokenizerFast", room: int) -> "list[Tensor]":

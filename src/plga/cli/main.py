@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from plga.cli import (
+    collapse,
     convert,
     criticality,
     demo,
@@ -55,7 +56,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (demo, train, plan, sweep, criticality, generate, info, convert, export, keygen, seal, verify):
+for module in (demo, train, plan, sweep, criticality, collapse, generate, info, convert, export, keygen, seal, verify):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 

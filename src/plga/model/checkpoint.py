@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,6 +114,7 @@ def save_model(
     directory: str | Path,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
     """Write a checkpoint directory, whole or not at all: on an error, a previous checkpoint there stays intact.
 
@@ -121,6 +122,7 @@ def save_model(
         model: a PldrForCausalLM writes our format, a PldrllmForCausalLM the published one.
         directory: new or empty, or with ``overwrite`` a checkpoint directory, which is replaced as a whole.
         tokenizer: written beside the model.
+        texts: further files by name, such as a report; in UTF-8.
 
     Raises:
         FileExistsError: the directory is neither.
@@ -130,6 +132,8 @@ def save_model(
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
+        for name, text in (texts or {}).items():
+            (temporary / name).write_text(text, encoding="utf-8")
 
 
 def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) -> None:

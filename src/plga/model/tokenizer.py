@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from plga.model.seal import SEAL, check_seal
 
@@ -59,6 +59,14 @@ def load_tokenizer(path: str | Path, vocab_size: int | None = None) -> PreTraine
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise ValueError(f"{path}: {len(tokenizer)} pieces, expected at most the model's {vocab_size}")
     return tokenizer
+
+
+def name_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let a model whose checkpoint names no padding, first or last token take those of ``tokenizer``."""
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if getattr(model.config, name) is None:
+            setattr(model.config, name, getattr(tokenizer, name))
+            setattr(model.generation_config, name, getattr(tokenizer, name))
 
 
 def _load(path: Path) -> PreTrainedTokenizerFast:
