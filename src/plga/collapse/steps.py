@@ -76,6 +76,8 @@ def compare_steps(
         prompts: rows of token ids, [S_i], with room for ``new_tokens`` in the context.
         new_tokens: T >= 1.
 
+    Generation gives logits in float32, so those of a float64 model come rounded.
+
     Raises:
         FloatingPointError: an operator or a logit that is not finite.
     """
