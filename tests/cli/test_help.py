@@ -24,6 +24,7 @@ main()
         ("plan",),
         ("sweep",),
         ("criticality",),
+        ("collapse",),
         ("generate",),
         ("info",),
         ("convert",),
@@ -41,7 +42,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert "Usage:" in out
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
-        commands = ("demo", "plan", "sweep", "criticality", "generate", "info", "convert", "tokenizer")
+        commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
         commands += ("export", "keygen", "seal", "verify")
         assert all(name in out for name in commands)
 

@@ -22,7 +22,7 @@ def test_an_operator_of_one_row_everywhere() -> None:
     found = invariance(outputs(row.expand(3, 2, 2, 4, 4)))
     assert found.inputs == 3
     assert found.fluctuation == dict.fromkeys(SYMBOLS, 0.0)
-    assert found.by_head == dict.fromkeys(SYMBOLS, [[0.0, 0.0], [0.0, 0.0]])
+    assert found.by_head == {symbol: [[0.0, 0.0], [0.0, 0.0]] for symbol in SYMBOLS}
     assert found.rank == [[1, 1], [1, 1]]
     assert max(max(heads) for heads in found.second_singular_value) < 1e-15
     assert found.rows == [[0.0, 0.0], [0.0, 0.0]]

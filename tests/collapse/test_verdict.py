@@ -82,7 +82,7 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
 def test_bad_thresholds_are_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "limits.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError, match="limits.yaml") as error:
+    with pytest.raises(ValueError, match=r"limits\.yaml") as error:
         load_thresholds(file)
     assert message in str(error.value)
 

@@ -45,7 +45,7 @@ def test_pairs_of_both_layouts_by_hand() -> None:
 
 @given(seed=SEEDS, half=st.integers(1, 2), interleaved=INTERLEAVED)
 def test_it_is_the_mean_over_the_turns_of_every_pair(seed: int, half: int, interleaved: bool) -> None:
-    """R G Rᵀ has harmonics up to the second in each angle, so the mean over three angles a pair is the mean over all."""
+    """R G Rᵀ has harmonics up to the second in each angle, so three angles a pair give the mean over all."""
     g = matrix(seed, 2 * half, 2 * half)
     turns = [
         rotation([2 * math.pi * step / 3 for step in steps], interleaved)

@@ -68,7 +68,10 @@ def command(
         raise ValueError(f"--dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     if prompts is not None and data:
         raise ValueError("--prompts and --data are both given, expected at most one")
-    if operator is not None and freeze not in ("mean", "first"):
+    own = freeze in ("mean", "first")
+    if not own and operator is None and not Path(freeze).exists():
+        raise ValueError(f"--freeze is {freeze!r}, and there is no such file; expected mean, first or a file")
+    if operator is not None and not own:
         raise ValueError(f"--freeze is {freeze!r}, expected mean or first with --operator")
 
     import torch
@@ -98,7 +101,7 @@ def command(
     source: tuple[str, Tensor | None] = (freeze, None)
     if operator is not None:
         source = f"that of {operator.name} ({freeze})", operator_of_checkpoint(operator, freeze, read)
-    elif freeze not in ("mean", "first"):
+    elif not own:
         source = f"that of {Path(freeze).name}", operator_of_file(Path(freeze))
     console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
     outcome = collapse(

@@ -18,7 +18,7 @@ from plga.collapse.prompts import Prompts
 from plga.collapse.source import chosen
 from plga.collapse.steps import Steps, compare_steps, summary
 from plga.collapse.verdict import INPUT_DEPENDENT, Figures, Thresholds, Verdict, verdict
-from plga.criticality.order_parameter import Deductive
+from plga.criticality.order_parameter import Deductive, fluctuation
 from plga.model.checkpoint import save_model
 from plga.model.modeling import PldrForCausalLM
 
@@ -174,6 +174,8 @@ def _candidate(
     frozen = freeze(model, constant)
     residual = absorb.residuals(model, absorb.constants(frozen))
     absorbed = bool((residual <= thresholds.commuting).all())
+    if absorbed:  # without what does not commute, so that all figures are those of what is written
+        frozen = freeze(model, absorb.projected(model, absorb.constants(frozen)))
     kept = absorb.absorb(frozen) if absorbed else frozen
     fidelity = {}
     for dtype in dict.fromkeys((model.dtype, serving)):
@@ -186,8 +188,12 @@ def _candidate(
     bound = None if model.config.gram == "chunked" else perturbation_bound(model, frozen, prefixes)
     lost, steps = price(model, kept, held_out), summary(judged)
     apart = distance(curvature, absorb.constants(frozen))
-    figures = Figures(apart, steps.mean_divergence, lost.moved, steps.same / steps.total)
-    return Candidate(kept, apart, residual.tolist(), absorbed, fidelity, lost, bound, verdict(figures, thresholds))
+    judgement = verdict(Figures(apart, steps.mean_divergence, lost.moved, steps.same / steps.total), thresholds)
+    own, limit = fluctuation(curvature), thresholds.nearly_invariant.distance
+    if judgement.name == INPUT_DEPENDENT and own <= limit < apart:
+        # A transferred or projected constant may fail where the model's own would do.
+        judgement.reasons.append(f"the operator itself fluctuates by {own:.2g} only: this constant is another one")
+    return Candidate(kept, apart, residual.tolist(), absorbed, fidelity, lost, bound, judgement)
 
 
 def _cast(model: PldrForCausalLM, dtype: torch.dtype) -> PldrForCausalLM:
