@@ -1,5 +1,6 @@
 """A collapse as a whole: verdicts on trained checkpoints, what is written, and the report of it."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -186,6 +187,7 @@ def test_the_report_has_every_step_and_is_json() -> None:
     assert len(steps["by_step"]) == 3
     assert sum(step["same"] for step in steps["by_step"]) == steps["all"]["same"]
     assert max(step["largest_deviation"] for step in steps["by_step"]) == steps["all"]["largest_deviation"]
+    spelled = str([row.tolist() for row in some().calibration]).replace(" ", "")
     assert report["prompts"] == {
         "origin": "random tokens",
         "calibration": 3,
@@ -193,7 +195,10 @@ def test_the_report_has_every_step_and_is_json() -> None:
         "shortest": 3,
         "longest": 6,
         "new_tokens": 3,
+        "calibration_sha256": hashlib.sha256(spelled.encode()).hexdigest(),
+        "held_out_sha256": report["prompts"]["held_out_sha256"],
     }
+    assert report["prompts"]["held_out_sha256"] != report["prompts"]["calibration_sha256"]
     bound = report["written"]["bound"]
     assert bound["label"] == "quantifies, does not certify"
     assert bound["orders_above_margin"] == pytest.approx(math.log10(2 * bound["logit_change"] / bound["margin"]))
