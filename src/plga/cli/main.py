@@ -18,6 +18,7 @@ from plga.cli import (
     keygen,
     plan,
     seal,
+    serve,
     sweep,
     tokenizer,
     train,
@@ -56,7 +57,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (demo, train, plan, sweep, criticality, collapse, generate, info, convert, export, keygen, seal, verify):
+for module in (
+    demo,
+    train,
+    plan,
+    sweep,
+    criticality,
+    collapse,
+    generate,
+    serve,
+    info,
+    convert,
+    export,
+    keygen,
+    seal,
+    verify,
+):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 

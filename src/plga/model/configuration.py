@@ -53,6 +53,16 @@ class PldrConfig(PreTrainedConfig):
 
     model_type = "pldr"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
+    # Heads are split over the ranks. A constant G_LM [H, d, d] goes with them; plga.serving.vllm_model splits it.
+    base_model_tp_plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
 
     vocab_size: int = 32000
     hidden_size: int = 896
