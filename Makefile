@@ -18,11 +18,12 @@ OLD_VENV         := .venv-transformers-5.19
 RUNTIME := $(VENV)/.runtime-installed
 DEV     := $(VENV)/.dev-installed
 OLD     := $(OLD_VENV)/.installed
+SERVING := .venv-serving/.installed
 
 # As many threads for everyone who runs the tests, and no look at a model hub.
 TEST_ENV := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 MPLBACKEND=agg
 
-.PHONY: help demo test check format docs test-transformers-5.19 setup clean
+.PHONY: help demo test check format docs test-transformers-5.19 test-serving setup setup-serving clean
 
 help:
 	@echo "make demo    train a small PLDR-LLM, watch its operator collapse, freeze it (ARGS=... for options)"
@@ -31,6 +32,8 @@ help:
 	@echo "make format  let ruff fix and format the code"
 	@echo "make docs    build the documentation into site/"
 	@echo "make test-transformers-5.19  run the model tests with Transformers $(OLD_TRANSFORMERS)"
+	@echo "make setup-serving   set up .venv-serving: vLLM for CPUs (Linux), in an environment of its own"
+	@echo "make test-serving    run the serving tests there"
 	@echo "make setup   only set up $(VENV);  make clean  remove the environments and caches"
 
 demo: $(RUNTIME)
@@ -41,6 +44,10 @@ test: $(DEV)
 
 test-transformers-5.19: $(OLD)
 	$(TEST_ENV) $(OLD_VENV)/bin/pytest tests/model $(ARGS)
+
+# vLLM sets the threads of its own processes.
+test-serving: $(SERVING)
+	$(TEST_ENV) .venv-serving/bin/pytest tests/serving $(ARGS)
 
 check: $(DEV)
 	$(VENV)/bin/ruff check
@@ -55,6 +62,8 @@ docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 setup: $(DEV)
+
+setup-serving: $(SERVING)
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis site build dist
@@ -90,4 +99,11 @@ $(OLD): pyproject.toml constraints.txt
 	$(call install,$(OLD_VENV))
 	@sed 's/^transformers==.*/transformers==$(OLD_TRANSFORMERS)/' constraints.txt > $(OLD_VENV)/constraints.txt
 	@$(OLD_VENV)/bin/pip install -qq -c $(OLD_VENV)/constraints.txt --no-build-isolation -e . pytest hypothesis
+	@touch $@
+
+# Without dependencies, as no resolver would leave out what serving-requirements.txt leaves out.
+$(SERVING): pyproject.toml constraints.txt serving-requirements.txt
+	$(call install,.venv-serving)
+	@.venv-serving/bin/pip install -qq --no-deps -r serving-requirements.txt
+	@.venv-serving/bin/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
