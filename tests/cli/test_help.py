@@ -26,6 +26,7 @@ main()
         ("criticality",),
         ("collapse",),
         ("generate",),
+        ("serve",),
         ("info",),
         ("convert",),
         ("export",),
@@ -43,7 +44,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
-        commands += ("export", "keygen", "seal", "verify")
+        commands += ("serve", "export", "keygen", "seal", "verify")
         assert all(name in out for name in commands)
 
 

@@ -1,0 +1,62 @@
+"""vLLM through its plugin: ``vllm.LLM`` on both formats, on one rank and on two, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from plga.model.checkpoint import load_model, save_model
+from plga.model.released_models import PldrllmForCausalLM
+from plga.model.tokenizer import load_tokenizer
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-serving")
+
+
+def written(checkpoint: Path, ranks: int, prompts: list[list[int]], count: int, file: Path) -> list[list[int]]:
+    """What ``vllm.LLM`` writes after ``prompts``, by way of ``file``."""
+    # By itself vLLM gives every rank a NUMA node of its own, and a small machine has one.
+    settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.serving.offline", str(checkpoint), str(ranks), str(count), str(file)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | settings | quiet,
+        input=json.dumps(prompts),
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    tokens: list[list[int]] = json.loads(file.read_text(encoding="utf-8"))
+    return tokens
+
+
+@pytest.mark.parametrize(("published", "ranks"), [(False, 2), (True, 1)], ids=["two ranks", "published"])
+def test_tokens_of_the_reference(collapsed: Path, reference: Path, tmp_path: Path, published: bool, ranks: int) -> None:
+    """One rank on our format gives these tokens too: tests/serving/test_vllm_server.py."""
+    expected = load_file(reference / "critical.expected.safetensors")
+    checkpoint = collapsed
+    if published:
+        checkpoint = tmp_path / "published"
+        model = PldrllmForCausalLM.from_plga(load_model(collapsed))
+        save_model(model, checkpoint, tokenizer=load_tokenizer(collapsed))
+    cases = [f"case{i}" for i in range(3)]
+    prompts = [expected[f"{case}.input_ids"][0].tolist() for case in cases]
+    greedy = [expected[f"{case}.greedy_recompute"][0].tolist() for case in cases]
+    assert written(checkpoint, ranks, prompts, 16, tmp_path / "tokens.json") == greedy
+
+
+def test_learned_operator_is_refused(learned: Path) -> None:
+    from vllm.config import ModelConfig
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    with pytest.raises(ValueError) as error:
+        ModelConfig(model=str(learned))
+    lines = [line for line in str(error.value).splitlines() if "plga collapse" in line]
+    assert len(lines) == 1
+    assert f"{learned}: the operator is learned, expected constant" in lines[0]
+    assert f"plga collapse {learned} --out DIR" in lines[0]
