@@ -73,7 +73,9 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool =
         # The pairs lie in memory as complex numbers do, and passes over those are several times faster than over every
         # other number. Two products, not one with cos + i sin: a product with 0 is exact, so each entry has the
         # roundings of the real formula below, whether or not the machine fuses multiplication and addition.
-        pairs = torch.view_as_complex(x.clone(memory_format=torch.contiguous_format).unflatten(-1, (-1, 2)))
+        if not x.is_contiguous() or x.storage_offset() % 2:
+            x = x.clone(memory_format=torch.contiguous_format)
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         turned = pairs * torch.complex(cos, torch.zeros_like(cos)) + pairs * torch.complex(torch.zeros_like(sin), sin)
         return torch.view_as_real(turned).flatten(-2)
     even, odd = x[..., 0::2], x[..., 1::2]
