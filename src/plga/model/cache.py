@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from plga.model.configuration import MODES, PldrConfig, require_mode
+from plga.model.growing import Growing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,13 +29,19 @@ class ChunkState(NamedTuple):
 
 
 class PldrCacheLayer(DynamicLayer):
-    """Keys and values of one layer; and the G_LM, [B, H, d, d], kept from the prompts, or the state of the chunks."""
+    """Keys and values of one layer; and the G_LM, [B, H, d, d], kept from the prompts, or the state of the chunks.
+
+    Args:
+        room: tokens that there will be, where that is known.
+    """
 
     keys: Tensor | None
     values: Tensor | None
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, room: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.room = room
+        self._growing = (Growing(), Growing())
         self.curvature: Tensor | None = None
         self.chunks: ChunkState | None = None
 
@@ -42,6 +49,15 @@ class PldrCacheLayer(DynamicLayer):
         super().lazy_initialization(key_states, value_states)
         # Before 5.24 values start in the dtype of the keys, which would round the positions that `recompute` keeps.
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        keys, values = self._growing
+        self.keys = keys.append(self.keys, key_states, self.room)
+        self.values = values.append(self.values, value_states, self.room)
+        return self.keys, self.values
 
     def _map_operator(self, function: Any) -> None:
         if self.curvature is not None:
@@ -63,6 +79,8 @@ class PldrCacheLayer(DynamicLayer):
 
     def offload(self) -> None:
         super().offload()
+        for growing in self._growing:
+            growing.drop()
         self._map_operator(lambda g: g.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
@@ -87,6 +105,7 @@ class PldrCacheLayer(DynamicLayer):
         # Dropped, not zeroed: the next prompt starts a new sequence.
         self.curvature = self.chunks = None
         self.keys = self.values = None
+        self._growing = (Growing(), Growing())
         self.is_initialized = False
 
 
@@ -107,12 +126,13 @@ class PldrCache(Cache):
     Args:
         config: of the model.
         mode: one of MODES that the operator can run in; None: what the config says.
+        room: tokens that there will be, prompt included, where that is known: memory for so many is taken at once.
 
     Raises:
         ValueError: an unknown mode, or one that the config's operator cannot run in.
     """
 
-    def __init__(self, config: PldrConfig, mode: str | None = None) -> None:
+    def __init__(self, config: PldrConfig, mode: str | None = None, room: int = 0) -> None:
         if mode is None:
             mode = config.operator_mode if config.operator == "learned" else "constant"
         if mode not in MODES:
@@ -120,7 +140,7 @@ class PldrCache(Cache):
         require_mode(config, mode, f"mode is {mode!r}")
         self.mode = mode
         count = 1 if mode == "recompute" else config.num_hidden_layers
-        super().__init__(layers=[PldrCacheLayer() for _ in range(count)])
+        super().__init__(layers=[PldrCacheLayer(room) for _ in range(count)])
 
     def extend_prefix(self, embeddings: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Append embedded tokens to the prefix and return all of it (mode ``recompute``).

@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.utils import ModelOutput
@@ -82,6 +82,21 @@ class PldrGenerationMixin(GenerationMixin):
             if embeds is not None and embeds.shape[:2] == mask.shape:
                 kwargs["inputs_embeds"] = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
         return super().generate(ids, *args, **kwargs)
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
+        # Ours holds the same, and copies nothing of it when a token is added.
+        if type(model_kwargs.get(CACHE_NAME)) is DynamicCache and not generation_config.cache_implementation:
+            model_kwargs[CACHE_NAME] = PldrCache(self.config, room=max_cache_length)
 
     def _guard(self, generation_config: GenerationConfig | None, told: Any = None) -> Any:
         """Settings of the guard in effect, not yet read: those told, of the configuration given, or of the model."""

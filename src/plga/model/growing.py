@@ -1,0 +1,52 @@
+"""Keys and values that grow by a token at a time, without a copy of all that went before at each."""
+
+import torch
+from torch import Tensor
+
+_LEAST, _SHARE = 64, 8  # spare tokens: 64, or an eighth of those there are
+
+
+class Growing:
+    """A tensor [B, H, S, d] kept in a buffer with room at its end."""
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+
+    def append(self, kept: Tensor, new: Tensor, room: int = 0) -> Tensor:
+        """``kept`` with ``new`` behind it, along S: a view of the buffer, or a new tensor where gradients are needed.
+
+        Args:
+            kept: what this returned before, or any part or rearrangement of it; empty at first.
+            new: [B, H, S_new, d].
+            room: S to make room for, where it is known; else there is some to spare.
+        """
+        length = kept.shape[-2] if kept.numel() else 0
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (kept.requires_grad or new.requires_grad)):
+            self.buffer = None
+            return torch.cat([kept, new], dim=-2) if length else new
+        total = length + new.shape[-2]
+        buffer = self.buffer
+        if buffer is None or not self._holds(buffer, kept, new, total):
+            size = max(total, room) if room else total + max(_LEAST, total // _SHARE)
+            buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
+            if length:
+                buffer[..., :length, :] = kept
+        buffer[..., length:total, :] = new
+        self.buffer = buffer
+        return buffer[..., :total, :]
+
+    def drop(self) -> None:
+        """Let the buffer go; what it returned lives on."""
+        self.buffer = None
+
+    def _holds(self, buffer: Tensor, kept: Tensor, new: Tensor, total: int) -> bool:
+        """Whether ``kept`` is the beginning of the buffer, and ``new`` can be written behind it."""
+        return (
+            kept.numel() > 0
+            and total <= buffer.shape[-2]
+            and kept.data_ptr() == buffer.data_ptr()
+            and kept.stride() == buffer.stride()
+            and kept.shape[:-2] == buffer.shape[:-2] == new.shape[:-2]
+            and new.dtype == buffer.dtype
+            and (torch.is_inference_mode_enabled() or not buffer.is_inference())
+        )
