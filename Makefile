@@ -45,9 +45,9 @@ test: $(DEV)
 test-transformers-5.19: $(OLD)
 	$(TEST_ENV) $(OLD_VENV)/bin/pytest tests/model $(ARGS)
 
-# vLLM sets the threads of its own processes.
+# vLLM sets the threads of its own processes. ONNX Runtime is tested with everything else.
 test-serving: $(SERVING)
-	$(TEST_ENV) .venv-serving/bin/pytest tests/serving $(ARGS)
+	$(TEST_ENV) .venv-serving/bin/pytest tests/serving --ignore=tests/serving/test_onnx.py $(ARGS)
 
 check: $(DEV)
 	$(VENV)/bin/ruff check

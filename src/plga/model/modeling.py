@@ -124,8 +124,10 @@ class PldrAttention(nn.Module):
         key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
         cos, sin = position_embeddings
-        # One call for both: with few tokens the number of calls is what takes the time.
-        query, key = self.rotate(torch.stack((query, key)), cos, sin, check_values=False)
+        if torch.is_grad_enabled():
+            query, key = (self.rotate(x, cos, sin, check_values=False) for x in (query, key))
+        else:  # one call for both, as with few tokens calls take the time; for gradients either would keep the other
+            query, key = self.rotate(torch.stack((query, key)), cos, sin, check_values=False)
 
         deductive = self.operator(query, token_mask if chunks is None else chunks, cache)
         alignment = None

@@ -150,7 +150,7 @@ def rotary_tables(s: Shapes) -> Part:
 
 def rotation(s: Shapes) -> Part:
     """Rotation of q and k, as complex numbers by two tables [S, d/2] each, or as real ones."""
-    tables = 2 * s.context * s.config.head_dim // 2 * 2 * _WIDE
+    tables = 2 * 2 * s.context * s.config.head_dim // 2 * 2 * _WIDE
     return Part(
         "rotary embedding",
         kept=tables if s.complex_rotation else 0,
