@@ -12,8 +12,8 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     """Log-probability of every token but the first, given all before it, in nats.
 
     With a constant operator a model is prefix-consistent, so reading block after block is one pass over the whole text,
-    for any size of a block. Beside keys and values (and a second copy of one layer's keys while they grow) memory
-    depends on the block and not on the text, but for the mask of a block: five bytes an entry of [block, text].
+    for any size of a block. Beside keys and values memory depends on the block and not on the text, but for the mask of a
+    block: five bytes an entry of [block, text].
 
     Args:
         model: with a constant operator; run as it is, so in evaluation mode to be a function of the text.
@@ -38,7 +38,7 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
         )
     if block < 1:
         raise ValueError(f"block is {block}, expected >= 1 tokens")
-    cache = PldrCache(model.config)
+    cache = PldrCache(model.config, room=input_ids.shape[1] - 1)
     scores = []
     for ids, targets in zip(input_ids[:, :-1].split(block, dim=1), input_ids[:, 1:].split(block, dim=1), strict=True):
         logits = model(ids, cache=cache, use_cache=True).logits
