@@ -1,5 +1,6 @@
 """``plga serve`` refuses in one line, before any engine starts."""
 
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from plga.collapse.seal import seal
 from plga.model.checkpoint import load_model, save_model
 from plga.model.released_models import PldrllmForCausalLM
+from plga.model.signing import create_keys
 from plga.serving import serve
 from plga.serving.serve import prepare
 from tests.cli.runner import plga
@@ -48,6 +51,20 @@ def test_a_file(reference: Path) -> None:
 def test_no_tokenizer(collapsed: Path, tmp_path: Path) -> None:
     save_model(load_model(collapsed), tmp_path / "bare")
     assert "tokenizer" in plga("serve", tmp_path / "bare").error()
+
+
+def test_other_weights_than_sealed(collapsed: Path, installed: set[str], tmp_path: Path) -> None:
+    create_keys(tmp_path / "key.pem")
+    sealed = tmp_path / "sealed"
+    shutil.copytree(collapsed, sealed)
+    seal(sealed, tmp_path / "key.pem")
+    assert prepare(sealed, port=free_port()).engine == "vllm"
+    weights = sealed / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"model\.safetensors differs in .*: not what was sealed"):
+        prepare(sealed, port=free_port())
 
 
 def test_unknown_engine(collapsed: Path) -> None:

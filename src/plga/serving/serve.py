@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from plga.model.checkpoint import load_config
+from plga.model.seal import check_seal
 from plga.model.sizes import bytes_per_sequence
 from plga.model.tokenizer import load_tokenizer
 from plga.serving.refusal import require_collapsed
@@ -51,14 +52,15 @@ def prepare(
         options: passed on to the engine, after ours, so that they win.
 
     Raises:
-        ValueError: not a directory with a collapsed checkpoint and its tokenizer, an engine that is not installed, or
-            an impossible port.
+        ValueError: not a directory with a collapsed checkpoint and its tokenizer, one that differs from its seal, an
+            engine that is not installed, or an impossible port.
         OSError: the checkpoint or its tokenizer is missing, or the address cannot be listened on.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
     if checkpoint.exists() and not checkpoint.is_dir():
         raise ValueError(f"{checkpoint} is a file, expected a directory, as plga convert writes one")
+    check_seal(checkpoint)  # weights too: vLLM reads them by itself
     config = load_config(checkpoint)
     require_collapsed(config, str(checkpoint))
     load_tokenizer(checkpoint, config.vocab_size)
