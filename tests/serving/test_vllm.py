@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from plga.collapse.guard import write_guard
 from plga.model.checkpoint import load_model, save_model
+from plga.model.guard_settings import GuardSettings
 from plga.model.released_models import PldrllmForCausalLM
 from plga.model.tokenizer import load_tokenizer
 
@@ -34,15 +36,17 @@ def written(checkpoint: Path, ranks: int, prompts: list[list[int]], count: int, 
     return tokens
 
 
-@pytest.mark.parametrize(("published", "ranks"), [(False, 2), (True, 1)], ids=["two ranks", "published"])
-def test_tokens_of_the_reference(collapsed: Path, reference: Path, tmp_path: Path, published: bool, ranks: int) -> None:
+@pytest.mark.parametrize(("published", "ranks"), [(False, 2), (True, 1)], ids=["two ranks, guarded", "published"])
+def test_tokens_of_the_reference(
+    collapsed: Path, learned: Path, reference: Path, tmp_path: Path, published: bool, ranks: int
+) -> None:
     """One rank on our format gives these tokens too: tests/serving/test_vllm_server.py."""
     expected = load_file(reference / "critical.expected.safetensors")
-    checkpoint = collapsed
-    if published:
-        checkpoint = tmp_path / "published"
-        model = PldrllmForCausalLM.from_plga(load_model(collapsed))
-        save_model(model, checkpoint, tokenizer=load_tokenizer(collapsed))
+    checkpoint, model = tmp_path / "checkpoint", load_model(collapsed)
+    written_as = PldrllmForCausalLM.from_plga(model) if published else model
+    save_model(written_as, checkpoint, tokenizer=load_tokenizer(collapsed))
+    if not published:  # vLLM does not run the guard, but reads every tensor that lies beside the weights
+        write_guard(load_model(learned), checkpoint, GuardSettings(64, 2.0, 1e-5, 1e-3))
     cases = [f"case{i}" for i in range(3)]
     prompts = [expected[f"{case}.input_ids"][0].tolist() for case in cases]
     greedy = [expected[f"{case}.greedy_recompute"][0].tolist() for case in cases]

@@ -46,10 +46,17 @@ class ServedPldrForCausalLM(TransformersForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint; returns the names of what was loaded."""
-        return super().load_weights(_ours(weights) if self.published else weights)
+        return super().load_weights(_constant(_ours(weights) if self.published else weights))
 
 
 def _ours(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a published checkpoint under our names, one at a time."""
     for name, tensor in weights:
         yield from from_published({name: tensor})[0].items()
+
+
+def _constant(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Without the learned operators of a guard, which vLLM finds beside the weights and does not run."""
+    for name, tensor in weights:
+        if ".operator." not in name or name.endswith(".operator.curvature"):
+            yield name, tensor
