@@ -79,3 +79,39 @@ def test_what_was_made_in_inference_mode_can_go_on_outside() -> None:
         kept = growing.append(EMPTY, piece(2))
     with torch.no_grad():
         assert torch.equal(growing.append(kept, piece(1)), torch.cat([piece(2), piece(1)], dim=-2))
+
+
+@torch.no_grad()
+def test_what_was_returned_never_changes() -> None:
+    growing = Growing()
+    kept = growing.append(EMPTY, piece(5))
+    longer = growing.append(kept, piece(2, 100))
+    before = longer.clone()
+    growing.append(kept, piece(2, 200))  # as after a crop, or another branch from the same beginning
+    assert torch.equal(longer, before)
+
+
+def test_queries_alone_may_need_gradients() -> None:
+    growing, query, kept = Growing(), piece(1).requires_grad_(), EMPTY
+    total = torch.zeros(())
+    for number in range(3):
+        kept = growing.append(kept, piece(1, 100 * number))
+        total = total + (query * kept).sum()
+    total.backward()
+    assert torch.equal(query.grad, 3 * piece(1) + 2 * piece(1, 100) + piece(1, 200))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("new", [piece(1, batch=3), piece(1).double()], ids=["sequences", "dtype"])
+def test_another_batch_or_dtype_is_refused(new: Tensor) -> None:
+    growing = Growing()
+    kept = growing.append(EMPTY, piece(5, batch=1 if len(new) == 3 else 2))
+    with pytest.raises(ValueError, match=r"the cache holds \[\d, 3, 5, 4\] in torch.float32, expected \["):
+        growing.append(kept, new)
+
+
+@torch.no_grad()
+def test_beyond_the_room_there_is_some_to_spare() -> None:
+    growing = Growing()
+    kept = growing.append(growing.append(EMPTY, piece(5), room=5), piece(1), room=5)
+    assert growing.append(kept, piece(1), room=5).data_ptr() == kept.data_ptr()
