@@ -73,22 +73,40 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary file beside ``target`` that takes its place when the block ends without an error.
 
     Raises:
-        FileExistsError: ``target`` exists and ``overwrite`` is False, or it is a directory.
+        FileExistsError: ``target`` exists, before or after the block, and ``overwrite`` is False; or it is a directory.
         OSError: the disk is full, and whatever else the file system says.
     """
     target = target.resolve()
     if target.is_dir() or (target.exists() and not overwrite):
-        raise FileExistsError(f"{target} exists, expected a new file, or --overwrite")
+        raise _exists(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _sibling(target)
     try:
         with _disk_errors(target):
             yield temporary
             _sync(temporary)
-            os.replace(temporary, target)
+            if overwrite or not _linked(temporary, target):
+                os.replace(temporary, target)
             _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _exists(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists, expected a new file, or --overwrite")
+
+
+def _linked(temporary: Path, target: Path) -> bool:
+    """Give a file its name, unless another process has taken it meanwhile; False: this file system has no links."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError as error:
+        raise _exists(target) from error
+    except OSError:
+        if os.path.lexists(target):
+            raise _exists(target) from None
+        return False
+    return True
 
 
 def _is_checkpoint(directory: Path) -> bool:
