@@ -143,6 +143,15 @@ def test_a_learned_operator_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tensor_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    model = constant(torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.operator.curvature[0, 0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.operator\.curvature is not finite, expected finite"):
+        export_onnx(model, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "m.onnx"
     file.write_text("mine")

@@ -64,13 +64,16 @@ def export_onnx(model: PldrForCausalLM, file: str | Path, overwrite: bool = Fals
         The files written.
 
     Raises:
-        ValueError: a learned operator.
+        ValueError: a learned operator, or a tensor that is not finite.
         ModuleNotFoundError: without the packages of the extra ``export``.
         FileExistsError: a file is there and ``overwrite`` is False.
         OSError: a full disk, and whatever else the file system says.
     """
     if model.config.operator == "learned":
         raise ValueError("the operator of this model is learned, expected constant: plga collapse freezes it")
+    for name, tensor in model.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} is not finite, expected finite tensors: a graph would not notice")
     _require_packages()
     file, config = Path(file), model.config
     inside = sum(t.numel() * t.element_size() for t in model.state_dict().values()) <= _LARGEST
