@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -369,3 +370,32 @@ def test_a_failed_rename_puts_the_previous_checkpoint_back(tmp_path: Path, monke
         save_model(tiny(torch.float32, seed=1), tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert same(load_model(tmp_path / "model").state_dict(), first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds list, expected a JSON object"),
+        ("{", "truncated, or not JSON"),
+        ("[" * 9999, "truncated, or not JSON"),
+        ('{"eos_token_id": "a"}', 'eos_token_id is "a", expected whole numbers'),
+        ('{"eos_token_id": [[1]]}', r"eos_token_id is \[\[1\]\], expected whole numbers"),
+        ('{"pad_token_id": true}', "pad_token_id is true, expected whole numbers"),
+        ('{"max_new_tokens": "a"}', "expected settings of generation"),
+        ('{"watermarking_config": 3}', "expected settings of generation"),
+    ],
+)
+def test_generation_settings_of_the_wrong_kind(tmp_path: Path, text: str, message: str) -> None:
+    save_model(constant(), tmp_path / "c")
+    file = tmp_path / "c" / "generation_config.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: .*{message}"):
+        load_model(tmp_path / "c")
+
+
+def test_more_layers_than_tensors_are_not_built(tmp_path: Path) -> None:
+    save_model(constant(), tmp_path / "c")
+    file = tmp_path / "c" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 10**9}))
+    with pytest.raises(ValueError, match=r"num_hidden_layers is 1000000000, but there are \d+ tensors"):
+        load_model(tmp_path / "c")

@@ -190,6 +190,11 @@ def _fill(
     published: bool,
 ) -> AnyModel:
     """The model with these tensors, once each of them has proved to be what the configuration expects."""
+    if config.num_hidden_layers > len(tensors):  # before so many are built, if only to find them missing
+        raise ValueError(
+            f"{path}: num_hidden_layers is {config.num_hidden_layers}, but there are {len(tensors)} tensors, expected "
+            "some of every layer"
+        )
     with no_init_weights(), torch.device("meta"):
         model = kind(config)
     expected = model.state_dict()
@@ -226,8 +231,22 @@ def _fill(
     model.load_state_dict(copies, assign=True)
     model.config.dtype = model.dtype
     if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path)
+        model.generation_config = _read_generation(path / "generation_config.json")
     return model.eval()
+
+
+def _read_generation(file: Path) -> GenerationConfig:
+    settings = read_json(file, "it is there")
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        ids = settings.get(name)
+        for token in ids if isinstance(ids, list) else [ids]:
+            if token is not None and type(token) is not int:
+                raise ValueError(f"{file}: {name} is {json.dumps(ids)[:80]}, expected whole numbers")
+    try:
+        return GenerationConfig.from_pretrained(file.parent)
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        # Transformers compares and calls what it reads before it asks of which kind that is.
+        raise ValueError(f"{file}: {' '.join(str(error).split())}; expected settings of generation") from error
 
 
 def _existing(path: str | Path) -> Path:
