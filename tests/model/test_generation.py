@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import cache as paged_cache
 
@@ -247,3 +247,31 @@ def test_a_learned_operator_takes_no_other_cache() -> None:
 def test_an_empty_prompt() -> None:
     with pytest.raises(ValueError, match=r"input_ids is \(1, 0\), expected at least one token"):
         generate(tiny(), torch.zeros(1, 0, dtype=torch.long))
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "4", True])
+def test_a_prompt_is_read_in_whole_chunks(chunk: object) -> None:
+    with pytest.raises(ValueError, match=r"prefill_chunk_size is .*, expected a whole number of tokens >= 1, or None"):
+        generate(constant(), tokens(1, 5), prefill_chunk_size=chunk)
+
+
+@torch.no_grad()
+def test_a_cache_of_transformers_that_is_given_is_used() -> None:
+    model, prompt, cache = constant(), tokens(1, 6), DynamicCache()
+    model(prompt[:, :4], cache=cache)
+    written = generate(model, prompt, **{CACHE_NAME: cache})
+    assert torch.equal(written, generate(model, prompt)) and cache.get_seq_length() == 6 + NEW - 1
+
+
+def test_a_cache_of_other_sequences_is_refused() -> None:
+    model, prompts, cache = constant(), tokens(3, 6), PldrCache(constant().config)
+    with torch.no_grad():
+        model(prompts[:1, :4], cache=cache)
+    with pytest.raises(ValueError, match=r"the cache holds .*, expected .*: give each sequence its own"):
+        generate(model, prompts, cache=cache)
+
+
+def test_a_length_without_end_takes_no_memory() -> None:
+    model, prompt = constant(), tokens(1, 5)
+    stop = [lambda ids, scores, **_: torch.full((len(ids),), ids.shape[1] >= 5 + NEW)]
+    assert torch.equal(generate(model, prompt, max_new_tokens=10**12, stopping_criteria=stop), generate(model, prompt))

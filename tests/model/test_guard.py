@@ -298,3 +298,13 @@ def test_a_deductive_output_that_is_not_finite_stops_the_generation() -> None:
         learned.model.layers[1].self_attn.operator.metric_bias[1, 0, 0] = torch.nan
     with pytest.raises(FloatingPointError, match=r"A_LM of layer 1 is not finite in heads \[1\]"):
         generate(frozen, tokens(1, 5), ALWAYS)
+
+
+@pytest.mark.parametrize("empty", [{}, [], 0, ""])
+def test_an_empty_guard_is_refused_and_not_left_out(empty: object) -> None:
+    _, frozen = pair()
+    with pytest.raises(ValueError, match="guard"):
+        generate(frozen, tokens(1, 5), empty)
+    frozen.generation_config.guard = empty
+    with pytest.raises(ValueError, match="guard"):
+        generate(frozen, tokens(1, 5))

@@ -27,6 +27,7 @@ def test_plain_data_there_and_back() -> None:
         ({"margin_factor": -1}, "margin_factor of the guard is -1, expected a finite number >= 0"),
         ({"deviation": math.nan}, "deviation of the guard is nan, expected a finite number >= 0"),
         ({"tolerance": math.inf}, "tolerance of the guard is inf, expected a finite number >= 0"),
+        ({"deviation": 10**400}, "deviation of the guard is 1000*, expected a finite number >= 0"),
         ({"tolerance": "1e-3"}, "tolerance of the guard is '1e-3', expected a finite number >= 0"),
     ],
 )

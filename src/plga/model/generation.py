@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
 from plga.model.guard import GuardedOutput, WatchedStopping, watch_over
+from plga.model.guard_settings import guarded
 
 
 # "GenerationMixin" has to stay in the name: Transformers tells by it which models generate.
@@ -57,7 +58,10 @@ class PldrGenerationMixin(GenerationMixin):
             raise ValueError(f"operator_mode is {operator_mode!r}, but the cache given is in mode {mode!r}")
         if mode == "prompt" and setting("use_cache") is False:
             raise ValueError("operator_mode is 'prompt' with use_cache=False, expected use_cache=True")
-        if mode == "prompt" and setting("prefill_chunk_size") is not None:
+        chunk = setting("prefill_chunk_size")
+        if chunk is not None and (type(chunk) is not int or chunk < 1):  # nor a bool, which is an int
+            raise ValueError(f"prefill_chunk_size is {chunk!r}, expected a whole number of tokens >= 1, or None")
+        if mode == "prompt" and chunk is not None:
             raise ValueError("prefill_chunk_size is set, but mode 'prompt' builds G_LM from the prompt as a whole")
         if given is not None or (mode != "constant" and setting("use_cache") is not False):
             kwargs[CACHE_NAME] = cache
@@ -66,7 +70,7 @@ class PldrGenerationMixin(GenerationMixin):
         embeds, mask, pad = kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), setting("pad_token_id")
         if mask is None and ids is not None and isinstance(pad, int) and pad != setting("eos_token_id"):
             mask = kwargs["attention_mask"] = ids.ne(pad).long()  # as Transformers does, but before it is needed here
-        if self._guard(generation_config, kwargs.get("guard")):
+        if guarded(self._guard(generation_config, kwargs.get("guard"))):
             if kwargs.get("custom_generate") is not None:
                 raise ValueError("guard is set with custom_generate, which it cannot watch; pass guard=False")
             if ids is not None and mask is not None and ids.shape != mask.shape:
@@ -91,12 +95,16 @@ class PldrGenerationMixin(GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> None:
+        given = model_kwargs.get(CACHE_NAME)
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
         # Ours holds the same, and copies nothing of it when a token is added.
-        if type(model_kwargs.get(CACHE_NAME)) is DynamicCache and not generation_config.cache_implementation:
-            model_kwargs[CACHE_NAME] = PldrCache(self.config, room=max_cache_length)
+        own = type(model_kwargs.get(CACHE_NAME)) is DynamicCache and not generation_config.cache_implementation
+        if given is None and own:
+            # Not beyond the context: a length that only a stopping criterion is to end may be any number.
+            room = min(max_cache_length, self.config.max_position_embeddings)
+            model_kwargs[CACHE_NAME] = PldrCache(self.config, room=room)
 
     def _guard(self, generation_config: GenerationConfig | None, told: Any = None) -> Any:
         """Settings of the guard in effect, not yet read: those told, of the configuration given, or of the model."""
@@ -116,7 +124,8 @@ class PldrGenerationMixin(GenerationMixin):
     def _validate_generation_mode(
         self, generation_mode: GenerationMode, generation_config: GenerationConfig, *args: Any
     ) -> None:
-        if generation_config.guard and generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        watched = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+        if guarded(generation_config.guard) and generation_mode not in watched:
             raise ValueError(
                 f"guard is set, but the generation mode is {generation_mode.value}, expected greedy search or "
                 "sampling; pass guard=False to go without"
@@ -129,7 +138,7 @@ class PldrGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a guard is set.
         """
-        if self._guard(generation_config):
+        if guarded(self._guard(generation_config)):
             raise ValueError(
                 "guard is set, but continuous batching has no place for it, expected generate(); "
                 "GenerationConfig(guard=False) goes without"
@@ -145,7 +154,7 @@ class PldrGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         # Greedy decoding too.
-        if not generation_config.guard:
+        if not guarded(generation_config.guard):
             return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         watch = watch_over(self, generation_config.guard, input_ids, kwargs.get("attention_mask"))
         logits_processor = LogitsProcessorList([watch, *logits_processor])

@@ -29,8 +29,8 @@ class Growing:
         length = kept.shape[-2] if kept.numel() else 0
         if length and (kept.shape[:-2] != new.shape[:-2] or kept.dtype != new.dtype):
             raise ValueError(
-                f"the cache holds {list(kept.shape)} in {kept.dtype}, expected {list(new.shape)} in {new.dtype} but for "
-                "the tokens: give each sequence its own, for this model"
+                f"the cache holds {list(kept.shape)} in {kept.dtype}, expected {list(new.shape)} in {new.dtype} but "
+                "for the tokens: give each sequence its own, for this model"
             )
         # Wherever gradients are recorded: queries may need them alone, and theirs need the keys as they are.
         if torch.compiler.is_compiling() or torch.is_grad_enabled():

@@ -1,6 +1,6 @@
 """Settings of the runtime guard, as plain data in ``generation_config.guard``."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -34,7 +34,8 @@ class GuardSettings:
             raise ValueError(f"every of the guard is {self.every!r}, expected a whole number of tokens >= 1")
         for name in ("margin_factor", "deviation", "tolerance"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
+            # sys.float_info.max and not infinity: below the latter there are whole numbers that no float holds.
+            if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
                 raise ValueError(f"{name} of the guard is {value!r}, expected a finite number >= 0")
 
     @classmethod
@@ -60,3 +61,8 @@ class GuardSettings:
     def to_dict(self) -> dict[str, Any]:
         """The plain data that ``read`` takes."""
         return asdict(self)
+
+
+def guarded(settings: Any) -> bool:
+    """Whether a guard is asked for: by anything but None and False, be it empty or wrong, so that it is refused."""
+    return settings is not None and settings is not False

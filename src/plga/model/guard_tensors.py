@@ -12,6 +12,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils.hub import cached_file
 
 from plga.model.files import first, read_safetensors_file
+from plga.model.guard_settings import guarded
 from plga.model.operator import ConstantOperator, LearnedOperator
 
 GUARD_FILE = "guard.safetensors"
@@ -100,7 +101,7 @@ def attach_from(model: PreTrainedModel, path: str | Path, **hub: Any) -> None:
     Raises:
         ValueError, OSError: as ``recomputing``, or a file that cannot be read.
     """
-    if Path(path).is_dir() or getattr(model.generation_config, "guard", None):
+    if Path(path).is_dir() or guarded(getattr(model.generation_config, "guard", None)):
         file = cached_file(path, GUARD_FILE, _raise_exceptions_for_missing_entries=False, **hub)
         if file is not None:
             # Copies: tensors of a safetensors file are views of the file itself, which may change later.
