@@ -111,3 +111,19 @@ def test_a_link_in_the_place_of_the_seal_is_not_written_through(checkpoint: Path
     with pytest.raises(ValueError, match=r"seal\.json: a symbolic link"):
         seal(checkpoint, key, overwrite=True)
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "a\nplga: as sealed", "\x1b[31m", "\udcff"])
+def test_a_name_that_nobody_can_read_is_refused(tmp_path: Path, name: str) -> None:
+    save_model(constant(), tmp_path / "c")
+    create_keys(tmp_path / "k.pem")
+    with pytest.raises(ValueError, match=r"--name is .*, expected printable text"):
+        seal(tmp_path / "c", tmp_path / "k.pem", name)
+    assert not (tmp_path / "c" / "seal.json").exists()
+
+
+def test_a_missing_calibration_file_is_named(tmp_path: Path) -> None:
+    save_model(constant(), tmp_path / "c")
+    create_keys(tmp_path / "k.pem")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        seal(tmp_path / "c", tmp_path / "k.pem", calibration=[tmp_path / "nowhere.txt"])

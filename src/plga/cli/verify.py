@@ -55,7 +55,8 @@ def show(seal: "Seal") -> None:
         when = f" ({datetime.fromtimestamp(seal.serial / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC)"
     except (ValueError, OverflowError, OSError):  # a signer with serial numbers of his own
         when = ""
-    typer.echo(f"name: {seal.name}, serial: {seal.serial}{when}")
+    name = seal.name if seal.name.isprintable() else ascii(seal.name)  # no line, and no colour, of a signer's own
+    typer.echo(f"name: {name}, serial: {seal.serial}{when}")
     others = sum("tensors" not in entry for entry in seal.files.values())
     typer.echo(f"covers: {seal.tensors:,} tensors in {len(seal.files) - others} files, and {others} other files")
     for file, digest in seal.calibration.items():

@@ -49,16 +49,20 @@ def seal(
     for file in names:
         if names.count(file) > 1:
             raise ValueError(f"--calibration names {file} twice, expected different names")
+    hashes = {file.name: digest_file(file)["sha256"] for file in calibration}  # here, where an error names the file
+    name = directory.resolve().name if name is None else name
+    if not name or not name.isprintable():
+        raise ValueError(f"--name is {name!r}, expected printable text: it is what plga verify shows")
     target = directory / SEAL
     if os.path.lexists(target):
         require_regular(target)  # a link would be written through
     with new_file(target, overwrite) as temporary:
         manifest = {
             "format": FORMAT,
-            "name": directory.resolve().name if name is None else name,
+            "name": name,
             "serial": max(time.time_ns() // 1_000_000, _last_serial(target) + 1),
             "files": digest_directory(directory, SEAL),
-            "calibration": {file.name: digest_file(file)["sha256"] for file in calibration},
+            "calibration": hashes,
             "fidelity": _fidelity(directory / REPORT),
         }
         temporary.write_text(render(sign(manifest, private)), encoding="ascii")
