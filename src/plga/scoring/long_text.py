@@ -12,8 +12,8 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     """Log-probability of every token but the first, given all before it, in nats.
 
     With a constant operator a model is prefix-consistent, so reading block after block is one pass over the whole text,
-    for any size of a block. Beside keys and values memory depends on the block and not on the text, but for the mask of a
-    block: five bytes an entry of [block, text].
+    for any size of a block. Beside keys and values memory depends on the block and not on the text, but for the mask of
+    a block: five bytes an entry of [block, text].
 
     Args:
         model: with a constant operator; run as it is, so in evaluation mode to be a function of the text.
