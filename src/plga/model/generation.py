@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
-from plga.model.guard import GuardedOutput, WatchedStopping, watch_over
+from plga.model.guard import GuardedOutput, WatchedLogits, WatchedStopping, watch_over
 from plga.model.guard_settings import guarded
 
 
@@ -157,9 +157,8 @@ class PldrGenerationMixin(GenerationMixin):
         if not guarded(generation_config.guard):
             return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         watch = watch_over(self, generation_config.guard, input_ids, kwargs.get("attention_mask"))
-        logits_processor = LogitsProcessorList([watch, *logits_processor])
-        criteria = WatchedStopping(stopping_criteria, watch)
-        output = super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        logits, stopping = WatchedLogits(logits_processor, watch), WatchedStopping(stopping_criteria, watch)
+        output = super()._sample(input_ids, logits, stopping, generation_config, **kwargs)
         return GuardedOutput(**output, guard=watch.statistics) if isinstance(output, ModelOutput) else output
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:

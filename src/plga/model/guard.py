@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput, LogitsProcessor, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput, LogitsProcessorList, StoppingCriteriaList
 
 from plga.model.guard_settings import GuardSettings
 from plga.model.guard_tensors import GUARD_FILE
@@ -42,7 +42,7 @@ class GuardedOutput(GenerateDecoderOnlyOutput):
     guard: tuple[GuardStatistics, ...] | None = None
 
 
-class Watch(LogitsProcessor):
+class Watch:
     """Replaces the logits of the constant operator by those of the learned one where a sequence has fallen back.
 
     The constant reads every token of every sequence, in fall-back too, so its cache is complete whenever a sequence
@@ -106,6 +106,20 @@ class Watch(LogitsProcessor):
             self.fallen[row], self.unchecked[row] = fallen, 0
 
 
+class WatchedLogits(LogitsProcessorList):
+    """Processors of logits behind the guard, which is none of them.
+
+    At every token such a list looks up the signature of each processor, and that takes longer than watching.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, watch: Watch) -> None:
+        super().__init__(processors)
+        self.watch = watch
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return super().__call__(input_ids, self.watch(input_ids, scores), **kwargs)
+
+
 class WatchedStopping(StoppingCriteriaList):
     """Stopping criteria that tell the guard which sequences are finished, and so need no check."""
 
@@ -159,5 +173,6 @@ def watch_over(model: Any, settings: Any, prompts: Tensor, mask: Tensor | None) 
     constants = [module.curvature.detach() for module in model.modules() if isinstance(module, ConstantOperator)]
     operators = [module for module in learned.modules() if isinstance(module, LearnedOperator)]
     for operator, constant in zip(operators, constants, strict=True):
-        operator.to(constant.device)  # the rest of the learned model has moved with this one, being the same
+        if operator.exponent.device != constant.device:
+            operator.to(constant.device)  # the rest of the learned model has moved with this one, being the same
     return Watch(learned, torch.stack([constant.to(prompts.device) for constant in constants]), read, prompts, mask)
