@@ -72,7 +72,7 @@ def run(
     """
     clock = _Clock()
     recipe, count = training.optimizer, training.logging.probe_windows
-    context = training.model.max_position_embeddings  # type: ignore[attr-defined]
+    context = training.model.max_position_embeddings
     on_stage(f"training on the standard library's sources: {recipe.last} steps of {recipe.batch} x {context} tokens")
     trained = train(training, callbacks)
     looks = _with_losses(trained.history)

@@ -1,5 +1,6 @@
 """Looks at a fixed probe batch while any Trainer of Transformers trains."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from transformers import TrainerCallback
 from plga.criticality.order_parameter import Deductive, deductive_outputs, fluctuations
 
 
-class ProbeCallback(TrainerCallback):
+class ProbeCallback(TrainerCallback, ABC):
     """Every so many steps, and after the last, hands the deductive outputs of a probe to :meth:`look`.
 
     One forward pass a look; with several processes each makes it, as a sharded model needs.
@@ -29,9 +30,9 @@ class ProbeCallback(TrainerCallback):
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
             self.look(deductive_outputs(model, self.probe.to(args.device)), state)
 
+    @abstractmethod
     def look(self, outputs: Deductive, state: Any) -> None:
         """What to do with the deductive outputs [N, L, H, d, d]; ``state`` is the Trainer's."""
-        raise NotImplementedError
 
 
 class OrderParameterCallback(ProbeCallback):

@@ -118,8 +118,12 @@ class Row:
 
 def best_near_critical(rows: Iterable[Row]) -> Row | None:
     """Of the runs that ended near-critical and met no dragon king the one with the smallest validation loss."""
-    found = [row for row in rows if row.figures is not None and row.figures.regime == NEAR_CRITICAL]
-    return min(found, key=lambda row: (row.figures.validation_loss, row.number), default=None)  # type: ignore[union-attr]
+    found = [
+        (row.figures.validation_loss, row.number, row)
+        for row in rows
+        if row.figures is not None and row.figures.regime == NEAR_CRITICAL
+    ]
+    return min(found, key=lambda entry: entry[:2])[-1] if found else None
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ def run(sweep: Sweep, out: Path, callbacks: Sequence[TrainerCallback] = ()) -> l
         file = out / "spectrum.jsonl"
         data = open_data(
             settings.data,
-            vocab_size=settings.model.vocab_size,  # type: ignore[attr-defined]
-            context=settings.model.max_position_embeddings,  # type: ignore[attr-defined]
+            vocab_size=settings.model.vocab_size,
+            context=settings.model.max_position_embeddings,
             seed=settings.optimizer.seed,
         )
         recorder = SpectrumRecorder(probe(data, settings)["input_ids"], settings.logging.probe_every, file)

@@ -110,7 +110,7 @@ class Sweep:
         of_axes = {name: min(values) for name in _OF_OPTIMIZER if (values := getattr(axes, name))}
         merged = _merged(merged, {"optimizer": of_axes, "logging": _LOGGING}, "axes")
         self.base = TrainSettings.checked(merged, f"settings of the sweep over {settings.base}")
-        if self.base.model.operator != "learned":  # type: ignore[attr-defined]
+        if self.base.model.operator != "learned":
             raise ValueError(
                 f"{settings.base}: its operator is constant, expected learned: a constant does not collapse"
             )

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def digest_safetensors(path: Path) -> dict[str, Any]:
     return {"header": hashlib.sha256(prefix + header).hexdigest(), "tensors": tensors}
 
 
-def _digest_tensors(file: BinaryIO, header: dict[str, Any], size: int) -> dict[str, Any]:
+def _digest_tensors(file: BufferedReader, header: dict[str, Any], size: int) -> dict[str, Any]:
     entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     tensors, position = {}, 0
     for name, entry in sorted(entries, key=lambda pair: pair[1]["data_offsets"]):
@@ -88,10 +89,10 @@ def _digest_tensors(file: BinaryIO, header: dict[str, Any], size: int) -> dict[s
     return tensors
 
 
-def _digest_next(file: BinaryIO, count: int) -> str:
+def _digest_next(file: BufferedReader, count: int) -> str:
     digest, block = hashlib.sha256(), memoryview(bytearray(min(count, _BLOCK)))
     while count:
-        read = file.readinto(block[:count])  # type: ignore[attr-defined]
+        read = file.readinto(block[:count])
         if not read:
             raise ValueError("it ended while it was read")
         digest.update(block[:read])

@@ -1,7 +1,6 @@
 """PLDR-LLM as a Transformers model (arXiv:2410.16703; arXiv:2608.10288)."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -28,36 +26,15 @@ from plga.model.generation import PldrGenerationMixin
 from plga.model.guard_tensors import GUARD_FILE, attach_from, save_operators
 from plga.model.initialization import initialize
 from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
+from plga.model.loading import HUB, CheckedLoading
 from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
-from plga.model.seal import SealPolicy, check_seal
+from plga.model.outputs import PldrCausalLMOutput, PldrModelOutput
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
 
 _SHOWN = ("output_hidden_states", "output_attentions")
-# Arguments of ``from_pretrained`` that say where a file is.
-HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-
-
-@dataclass
-class PldrModelOutput(BaseModelOutputWithPast):
-    """Output of PldrModel: one DeductiveOutputs a layer if ``output_deductive``, one scalar if ``alignment_blocks``."""
-
-    deductive: tuple[DeductiveOutputs, ...] | None = None
-    alignment: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class PldrCausalLMOutput(CausalLMOutputWithPast):
-    """Output of PldrForCausalLM; ``deductive`` and ``alignment`` are those of PldrModelOutput.
-
-    With ``next_tokens`` there are no ``logits`` but the ``last_hidden_state``, [B, S, d_model], which the head reads.
-    """
-
-    deductive: tuple[DeductiveOutputs, ...] | None = None
-    alignment: tuple[Tensor, ...] | None = None
-    last_hidden_state: Tensor | None = None
 
 
 def eager_attention(
@@ -183,7 +160,7 @@ class PldrDecoderLayer(GradientCheckpointingLayer):
         return self.mlp_norm(hidden_states + self.mlp(hidden_states)), *deductive, alignment
 
 
-class PldrPreTrainedModel(PreTrainedModel):
+class PldrPreTrainedModel(CheckedLoading):
     """What every PLDR-LLM shares: its configuration, its initialization and what Transformers may do with it."""
 
     config: PldrConfig
@@ -198,35 +175,6 @@ class PldrPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": PldrDecoderLayer, "attentions": PldrAttention}
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, seal: SealPolicy | None = None, **kwargs: Any) -> Any:
-        """Transformers' ``from_pretrained``, of a sealed directory only as it was sealed.
-
-        It switches gradients on everywhere; a constant stays constant.
-
-        Args:
-            seal: what a sealed directory is checked against, and whether there has to be a seal; None: as PLGA_TRUST
-                says.
-
-        Raises:
-            ValueError, OSError: as ``check_seal``, before anything is loaded; and what Transformers raises.
-        """
-        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        if path is not None:  # else all tensors are given
-            check_seal(Path(path) / kwargs.get("subfolder", ""), seal)
-        if args and kwargs.get("config") is None and not kwargs.get("state_dict"):
-            found, _ = cls.config_class.get_config_dict(args[0], **{k: kwargs[k] for k in HUB if k in kwargs})
-            if found.get("model_type", cls.config_class.model_type) != cls.config_class.model_type:
-                raise ValueError(
-                    f"{args[0]}: model_type is {found['model_type']!r}, but {cls.__name__} reads "
-                    f"{cls.config_class.model_type!r}; an Auto class, AutoModelForCausalLM, takes either"
-                )
-        loaded = super().from_pretrained(*args, **kwargs)
-        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
-            if isinstance(module, ConstantOperator):
-                module.requires_grad_(False)
-        return loaded
 
     def checkpoint_metric_learner(self, enabled: bool = True) -> None:
         """Compute the metric learner a second time in the backward pass instead of keeping what is inside it.

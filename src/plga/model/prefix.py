@@ -184,6 +184,6 @@ def _fill(cache: PldrCache, tensors: dict[str, Tensor]) -> None:
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         layer.curvature = tensors.get(f"layers.{index}.curvature")
-        chunks = [tensors.get(f"layers.{index}.chunks.{name}") for name in ChunkState._fields]
-        if all(isinstance(tensor, torch.Tensor) for tensor in chunks):
-            layer.chunks = ChunkState(*chunks)  # type: ignore[arg-type]
+        chunks = [f"layers.{index}.chunks.{name}" for name in ChunkState._fields]
+        if tensors.keys() >= set(chunks):
+            layer.chunks = ChunkState(*(tensors[name] for name in chunks))

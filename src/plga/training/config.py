@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -42,6 +42,11 @@ _MODEL_FIELDS = (
 
 class _ModelSettings(Settings):
     """Fields of PldrConfig, by their names there."""
+
+    if TYPE_CHECKING:  # of those that are made below, what others read
+        vocab_size: int = 0
+        max_position_embeddings: int = 0
+        operator: str = ""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

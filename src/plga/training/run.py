@@ -71,10 +71,10 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
         start = checkpoints.newest(output)
         if start is not None:
             _check_same_run(settings, checkpoints.read_run(start), start)
-        context = settings.model.max_position_embeddings  # type: ignore[attr-defined]
+        context = settings.model.max_position_embeddings
         data = open_data(
             settings.data,
-            vocab_size=settings.model.vocab_size,  # type: ignore[attr-defined]
+            vocab_size=settings.model.vocab_size,
             context=context,
             seed=settings.optimizer.seed,
             batch=settings.optimizer.batch // processes.num_processes,
