@@ -56,3 +56,15 @@ def summary(section: Section, subject: Subject) -> dict[str, Quantity]:
 def by_name(section: Section, raw: Any) -> dict[str, Any]:
     """The values of a section's quantities of some arrays, by name."""
     return {quantity.name: quantity.value for quantity in section.quantities(raw)}
+
+
+def shown(subject: Subject, **tensors: Tensor) -> Subject:
+    """A subject with the model of another, whose passes show what is given instead: each tensor [N, L, H, ...]."""
+    visits = {}
+    for number, given in enumerate(zip(*tensors.values(), strict=True)):
+        of = dict(zip(tensors, given, strict=True))
+        visit = subject.visit(number)
+        deductive = visit.deductive._replace(**{k: v for k, v in of.items() if k in visit.deductive._fields})
+        others = {k: v for k, v in of.items() if k not in visit.deductive._fields}
+        visits[number] = visit._replace(deductive=deductive, **others)
+    return Subject(model=subject.model, prompts=subject.prompts[: len(visits)], seed=subject.seed, _visits=visits)
