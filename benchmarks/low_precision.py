@@ -3,13 +3,15 @@
     python benchmarks/low_precision.py CHECKPOINT [--rounds 5]
 
 Speed: the shapes of the 110M models (arXiv:2502.13502), weights at random, one sequence, all taking turns in one
-process. Fidelity: of a trained CHECKPOINT with a constant operator and its tokenizer (such as runs/demo/constant), on
-the held-out neutral prompts of ``plga collapse``. Exits with 1 where the faster of the two is below 1.8 times the
-tokens/s of float32.
+process; as they are, and with the step of one token compiled over a static cache, which torchao counts on: without it
+every int8 weight is widened before it is used. Fidelity: of a trained CHECKPOINT with a constant operator and its
+tokenizer (such as runs/demo/constant), on the held-out neutral prompts of ``plga collapse``. Exits with 1 where the
+fastest is below 1.8 times the tokens/s of float32 as it is, or of float32 compiled if that is faster.
 """
 
 import argparse
 import copy
+import functools
 import os
 import platform
 import sys
@@ -20,17 +22,20 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers import StaticCache
 
 from plga.collapse.fidelity import Decoding, compare, decode
 from plga.collapse.prompts import neutral_prompts
 from plga.model.checkpoint import load_model
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
+from plga.model.operator import SwiGLU
 from plga.model.tokenizer import load_tokenizer
 
 THREADS, PROMPT, TOKENS, BOUND = 2, 64, 48, 1.8
+STATIC = 256  # tokens of a static cache: of one size, as every other size is another graph
 STEPS = 32  # of greedy decoding that fidelity is measured on
 
 
@@ -39,16 +44,50 @@ def bf16(model: PldrForCausalLM) -> PldrForCausalLM:
 
 
 def int8(model: PldrForCausalLM) -> PldrForCausalLM:
-    """Weights of linear layers as int8 with one scale a row; everything else in bf16."""
+    """Weights of linear layers as int8 with one scale a row; everything else in bf16.
+
+    The product of torch 2.13 that a compiled model calls (_weight_int8pack_mm) reads beyond the end of a row whose
+    length is no multiple of 16, as an FFN's of 2389: noise or NaN. So the FFN is filled up with zeros, which changes
+    nothing.
+    """
     quantized = bf16(model)
+    for module in quantized.modules():
+        if isinstance(module, SwiGLU):
+            fill = -module.down_proj.in_features % 32
+            for linear in (module.gate_proj, module.up_proj):
+                linear.weight.data = nn.functional.pad(linear.weight.data, (0, 0, 0, fill))
+                linear.bias.data = nn.functional.pad(linear.bias.data, (0, fill))
+            module.down_proj.weight.data = nn.functional.pad(module.down_proj.weight.data, (0, fill))
     quantize_(quantized, Int8WeightOnlyConfig())
     return quantized
+
+
+def compiled(model: PldrForCausalLM) -> PldrForCausalLM:
+    """Steps of one token as one compiled graph, over a cache of one size; a prompt is read as before."""
+    plain = model.forward
+    step = torch.compile(plain, dynamic=False)
+
+    @functools.wraps(plain)
+    def forward(input_ids: Tensor, **kwargs: object) -> object:
+        return (step if input_ids.shape[-1] == 1 else plain)(input_ids=input_ids, **kwargs)
+
+    generate = model.generate
+    length = min(model.config.max_position_embeddings, STATIC)
+
+    def over_a_static_cache(*args: object, **kwargs: object) -> object:
+        return generate(*args, past_key_values=StaticCache(model.config, max_cache_len=length), **kwargs)
+
+    model.forward, model.generate = forward, over_a_static_cache
+    return model
 
 
 PRECISIONS: dict[str, Callable[[PldrForCausalLM], PldrForCausalLM]] = {
     "float32": lambda model: model,
     "bf16": bf16,
     "int8 weights": int8,
+    "float32, compiled": lambda model: compiled(copy.deepcopy(model)),
+    "bf16, compiled": lambda model: compiled(bf16(model)),
+    "int8 weights, compiled": lambda model: compiled(int8(model)),
 }
 
 
@@ -99,7 +138,7 @@ def differences(
 
 
 def print_speed(rounds: int) -> float:
-    """The table; returns the tokens/s of the fastest precision over those of float32."""
+    """The table; returns the tokens/s of the fastest with fewer bytes over those of the fastest float32."""
     base = PldrForCausalLM(PldrConfig(operator="constant", constant="identity")).eval()
     models = {name: convert(base) for name, convert in PRECISIONS.items()}
     prompt = torch.randint(4, base.config.vocab_size, (1, PROMPT))
@@ -117,7 +156,9 @@ def print_speed(rounds: int) -> float:
         each = " ".join(f"{1e3 * s / TOKENS:.1f}" for s in taken)
         ratio = speed[name] / speed["float32"]
         print(f"| {name} | {weight_bytes(models[name]) / 1e6:.0f} MB | {each} | {speed[name]:.1f} | {ratio:.2f}x |")
-    return max(speed.values()) / speed["float32"]
+    fewer, wide = (max(v for name, v in speed.items() if name.startswith("float32") is w) for w in (False, True))
+    print(f"\nfewer bytes against float32, the fastest of each: {fewer / wide:.2f}x (at least {BOUND})")
+    return fewer / wide
 
 
 def weight_bytes(model: PldrForCausalLM) -> int:
