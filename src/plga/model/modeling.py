@@ -28,6 +28,7 @@ from plga.model.initialization import initialize
 from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
 from plga.model.loading import HUB, CheckedLoading
 from plga.model.loss import IGNORED, next_token_cross_entropy
+from plga.model.masks import reversed_causal_mask, runs_reversed
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.model.outputs import PldrCausalLMOutput, PldrModelOutput
 from plga.ops.attention import bend
@@ -90,11 +91,13 @@ class PldrAttention(nn.Module):
         chunks: Layout | None = None,
         alignment_blocks: int | None = None,
         last_row: bool = False,
+        reverse: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
         """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None.
 
-        With ``last_row`` the operator is built from all rows, and only the last one attends: [B, 1, d_model].
+        With ``last_row`` the operator is built from all rows, and only the last one attends: [B, 1, d_model]. With
+        ``reverse`` the rows of ``attention_mask`` are in reverse order (see masks.py).
         """
         heads_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
@@ -122,6 +125,8 @@ class PldrAttention(nn.Module):
         if cache is not None:
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
 
+        if reverse:
+            query = query.flip(2)
         # Serving engines look for exactly this lookup and this call.
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         attended, probabilities = attention_interface(
@@ -134,6 +139,8 @@ class PldrAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
+        if reverse:
+            attended = attended.flip(1)
         merged = attended.reshape(hidden_states.shape[0], query.shape[2], -1).contiguous()
         return self.o_proj(merged), probabilities, deductive, alignment
 
@@ -272,13 +279,17 @@ class PldrModel(PldrPreTrainedModel):
         if self.config.gram == "chunked":
             chunks = layout(self.config.gram_chunk, new, past, attention_mask)
 
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            **{CACHE_NAME: layer_cache if isinstance(layer_cache, Cache) else None},
-        )
+        reverse = runs_reversed(self.config, cache, attention_mask, past, inputs_embeds)
+        if reverse:
+            causal_mask = reversed_causal_mask(new, past, inputs_embeds)
+        else:
+            causal_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                **{CACHE_NAME: layer_cache if isinstance(layer_cache, Cache) else None},
+            )
         hidden_states = self.embed_norm(inputs_embeds * math.sqrt(self.config.hidden_size))
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
         cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
@@ -298,6 +309,7 @@ class PldrModel(PldrPreTrainedModel):
                 use_cache=use_cache,
                 alignment_blocks=alignment_blocks,
                 last_row=one_row and layer is self.layers[-1],
+                reverse=reverse,
                 **{CACHE_NAME: layer_cache},
                 **kwargs,
             )

@@ -12,8 +12,8 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     """Log-probability of every token but the first, given all before it, in nats.
 
     With a constant operator a model is prefix-consistent, so reading block after block is one pass over the whole text,
-    for any size of a block. Beside keys and values memory depends on the block and not on the text, but for the mask of
-    a block: five bytes an entry of [block, text].
+    for any size of a block. Beside keys, values and the scores memory depends on the block and not on the text (on a
+    CPU; elsewhere a block has a mask of [block, text]).
 
     Args:
         model: with a constant operator; run as it is, so in evaluation mode to be a function of the text.
@@ -39,9 +39,14 @@ def log_probabilities(model: PldrForCausalLM, input_ids: Tensor, block: int = 51
     if block < 1:
         raise ValueError(f"block is {block}, expected >= 1 tokens")
     cache = PldrCache(model.config, room=input_ids.shape[1] - 1)
-    scores = []
-    for ids, targets in zip(input_ids[:, :-1].split(block, dim=1), input_ids[:, 1:].split(block, dim=1), strict=True):
+    scores = torch.empty(
+        input_ids.shape[0],
+        input_ids.shape[1] - 1,
+        dtype=torch.promote_types(model.dtype, torch.float32),
+        device=input_ids.device,
+    )
+    parts = (tensor.split(block, dim=1) for tensor in (input_ids[:, :-1], input_ids[:, 1:], scores))
+    for ids, targets, part in zip(*parts, strict=True):
         logits = model(ids, cache=cache, use_cache=True).logits
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scores.append(-nn.functional.cross_entropy(wide.mT, targets, reduction="none"))
-    return torch.cat(scores, dim=1)
+        part.copy_(-nn.functional.cross_entropy(logits.to(scores.dtype).mT, targets, reduction="none"))
+    return scores
