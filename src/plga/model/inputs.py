@@ -23,8 +23,11 @@ def require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
     """
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if outside.numel():
+    if not ids.numel():
+        return
+    least, largest = ids.aminmax()  # one pass where nothing is wrong
+    if least < 0 or largest >= vocab_size:
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
         raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} pieces")
 
 

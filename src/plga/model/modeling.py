@@ -33,7 +33,15 @@ from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, L
 from plga.model.outputs import PldrCausalLMOutput, PldrModelOutput
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
-from plga.ops.rotary import inverse_frequencies, rotate_half, rotate_interleaved, tables
+from plga.ops.rotary import (
+    COMPLEX,
+    inverse_frequencies,
+    rotate_half,
+    rotate_interleaved,
+    tables,
+    turn_pairs,
+    turns,
+)
 
 _SHOWN = ("output_hidden_states", "output_attentions")
 
@@ -105,9 +113,9 @@ class PldrAttention(nn.Module):
         value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
         cos, sin = position_embeddings
         if torch.is_grad_enabled():
-            query, key = (self.rotate(x, cos, sin, check_values=False) for x in (query, key))
+            query, key = (self.rotated(x, cos, sin) for x in (query, key))
         else:  # one call for both, as with few tokens calls take the time; for gradients either would keep the other
-            query, key = self.rotate(torch.stack((query, key)), cos, sin, check_values=False)
+            query, key = self.rotated(torch.stack((query, key)), cos, sin)
 
         deductive = self.operator(query, token_mask if chunks is None else chunks, cache)
         alignment = None
@@ -143,6 +151,14 @@ class PldrAttention(nn.Module):
             attended = attended.flip(1)
         merged = attended.reshape(hidden_states.shape[0], query.shape[2], -1).contiguous()
         return self.o_proj(merged), probabilities, deductive, alignment
+
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[..., S, d] by tables that are real, or complex ones from ``turns``."""
+        if cos.is_complex():
+            if COMPLEX.get(x.dtype) == cos.dtype:
+                return turn_pairs(x, cos, sin)
+            cos, sin = cos.real, sin.imag  # autocast gave queries another dtype than the hidden states
+        return self.rotate(x, cos, sin, check_values=False)
 
 
 class PldrDecoderLayer(GradientCheckpointingLayer):
@@ -280,6 +296,7 @@ class PldrModel(PldrPreTrainedModel):
             chunks = layout(self.config.gram_chunk, new, past, attention_mask)
 
         reverse = runs_reversed(self.config, cache, attention_mask, past, inputs_embeds)
+        causal_mask: Any
         if reverse:
             causal_mask = reversed_causal_mask(new, past, inputs_embeds)
         else:
@@ -294,7 +311,10 @@ class PldrModel(PldrPreTrainedModel):
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
         cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
-        one_row = one_row and (causal_mask is None or isinstance(causal_mask, Tensor))  # flex attention's is neither
+        if self.config.rope_interleaved and cos.dtype in COMPLEX and not torch.compiler.is_compiling():
+            position_embeddings = turns(*position_embeddings)  # once for all layers
+        # Flex attention's mask is neither.
+        one_row = one_row and (causal_mask is None or isinstance(causal_mask, Tensor))
 
         deductive: list[DeductiveOutputs] = []
         alignment: list[Tensor] = []

@@ -54,16 +54,22 @@ class Linear(nn.Linear):
     """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if weight.dtype != x.dtype:  # asked for first, as a cast to the same dtype takes its time too
+            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+        return nn.functional.linear(x, weight, bias)
 
 
 class LayerNorm(nn.LayerNorm):
     """LayerNorm over the last axis that computes in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(
-            x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps
-        )
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if weight.dtype != x.dtype:
+            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+        return nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class SwiGLU(nn.Module):

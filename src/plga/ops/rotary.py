@@ -5,7 +5,10 @@ from torch import Tensor
 
 from plga.ops import _check
 
-_COMPLEX = (torch.float32, torch.float64)  # what torch's complex numbers are made of on every device
+COMPLEX = {  # what torch's complex numbers are made of on every device
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
 
 
 def inverse_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -69,17 +72,32 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool =
         ValueError: shapes that do not fit, or a non-finite entry.
     """
     _check_rotation(x, cos, sin, check_values)
-    if x.dtype == cos.dtype == sin.dtype and x.dtype in _COMPLEX and not torch.compiler.is_compiling():
-        # The pairs lie in memory as complex numbers do, and passes over those are several times faster than over every
-        # other number. Two products, not one with cos + i sin: a product with 0 is exact, so each entry has the
-        # roundings of the real formula below, whether or not the machine fuses multiplication and addition.
-        if not x.is_contiguous() or x.storage_offset() % 2:
-            x = x.clone(memory_format=torch.contiguous_format)
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-        turned = pairs * torch.complex(cos, torch.zeros_like(cos)) + pairs * torch.complex(torch.zeros_like(sin), sin)
-        return torch.view_as_real(turned).flatten(-2)
+    if x.dtype == cos.dtype == sin.dtype and x.dtype in COMPLEX and not torch.compiler.is_compiling():
+        return turn_pairs(x, *turns(cos, sin))
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+
+
+def turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and i·sin as complex numbers, for :func:`turn_pairs`; both in a dtype of ``COMPLEX``, shapes kept."""
+    return torch.complex(cos, torch.zeros_like(cos)), torch.complex(torch.zeros_like(sin), sin)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, i_sin: Tensor) -> Tensor:
+    """:func:`rotate_interleaved` with tables from :func:`turns`, which many calls can share; nothing is checked.
+
+    The pairs lie in memory as complex numbers do, and passes over those are several times faster than over every other
+    number. Two products, not one with cos + i sin: a product with 0 is exact, so each entry has the roundings of the
+    real formula, whether or not the machine fuses multiplication and addition.
+
+    Args:
+        x: [..., S, d], of the dtype that the tables were made of.
+        cos, i_sin: complex, broadcastable to [..., S, d/2].
+    """
+    if not x.is_contiguous() or x.storage_offset() % 2:
+        x = x.clone(memory_format=torch.contiguous_format)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * cos + pairs * i_sin).flatten(-2)
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool = True) -> Tensor:
