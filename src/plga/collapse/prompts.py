@@ -1,6 +1,8 @@
 """Texts to measure a collapse on: some calibrate, the others, which no calibration has seen, are held out."""
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -68,6 +70,12 @@ def prompts_of_data(paths: Sequence[str], tokenizer: PreTrainedTokenizerFast, ro
     texts = standard_library() if list(paths) == [STANDARD_LIBRARY] else read_texts(paths, "text", bad_rows=0)
     beginnings = _beginnings(texts, tokenizer, min(room, _LENGTH))
     return _split(list(itertools.islice(beginnings, _DOCUMENTS)), ", ".join(paths))
+
+
+def digest(rows: Sequence[Tensor]) -> str:
+    """SHA-256 of the token ids as JSON, [[...], ...], without spaces."""
+    ids = json.dumps([row.tolist() for row in rows], separators=(",", ":"))
+    return hashlib.sha256(ids.encode()).hexdigest()
 
 
 def _beginnings(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Iterator[Tensor]:

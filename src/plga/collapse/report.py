@@ -1,6 +1,5 @@
 """The report of a collapse: every figure as JSON, and a page for people made from it."""
 
-import hashlib
 import json
 import platform
 from dataclasses import asdict
@@ -8,11 +7,10 @@ from importlib import metadata, resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from torch import Tensor
 
 import plga
 from plga.collapse.collapse import Candidate, Outcome
-from plga.collapse.prompts import Prompts
+from plga.collapse.prompts import Prompts, digest
 from plga.collapse.steps import by_step, summary
 
 JSON, PAGE = "collapse_report.json", "COLLAPSE.md"
@@ -76,15 +74,9 @@ def _prompts(prompts: Prompts, new_tokens: int) -> dict[str, Any]:
         "shortest": min(len(row) for rows in sets for row in rows),
         "longest": max(len(row) for rows in sets for row in rows),
         "new_tokens": new_tokens,
-        "calibration_sha256": _digest(prompts.calibration),
-        "held_out_sha256": _digest(prompts.held_out),
+        "calibration_sha256": digest(prompts.calibration),
+        "held_out_sha256": digest(prompts.held_out),
     }
-
-
-def _digest(rows: list[Tensor]) -> str:
-    """SHA-256 of the token ids as JSON, [[...], ...], without spaces."""
-    ids = json.dumps([row.tolist() for row in rows], separators=(",", ":"))
-    return hashlib.sha256(ids.encode()).hexdigest()
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint
 
     Args:
         target: new or empty, or with ``overwrite`` what is to be replaced.
-        kind: what that has to be: "a checkpoint of a PLDR-LLM" or "a tokenizer".
+        kind: what that has to be: "a checkpoint of a PLDR-LLM", "a tokenizer", "an audit" or "a comparison of audits".
 
     Raises:
         FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
@@ -125,9 +125,25 @@ def _is_tokenizer(directory: Path) -> bool:
     return needed <= found <= needed | {"special_tokens_map.json"}
 
 
+def _is_audit(directory: Path) -> bool:
+    """Whether a directory holds an audit and nothing else."""
+    return _holds(directory, {"audit.json", "audit.npz", "report.html"})
+
+
+def _is_comparison(directory: Path) -> bool:
+    """Whether a directory holds a comparison of audits and nothing else."""
+    return _holds(directory, {"report.html"})
+
+
+def _holds(directory: Path, names: set[str]) -> bool:
+    return directory.is_dir() and {path.name for path in directory.iterdir()} == names
+
+
 _REPLACEABLE: dict[str, Callable[[Path], bool]] = {
     "a checkpoint of a PLDR-LLM": _is_checkpoint,
     "a tokenizer": _is_tokenizer,
+    "an audit": _is_audit,
+    "a comparison of audits": _is_comparison,
 }
 
 
