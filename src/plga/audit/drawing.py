@@ -1,0 +1,160 @@
+"""Small figures as inline SVG in the colours of the page, readable on a phone; the same figure is the same bytes."""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+
+_INK = "#010203"  # stands for the colour of the page's text, which is light in the dark
+_SIZE = (4.4, 3.2)  # inches
+COLOURS = ("#3f87c9", "#d9703a", "#4aa36a", "#9a75c9", "#c9a227", "#c95f8f", "#5fb3b3", "#8c8c8c")
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "axes.prop_cycle": cycler(color=COLOURS),
+}
+
+
+class Drawing(NamedTuple):
+    """A figure: what it shows, in words, and the SVG."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+def draw(name: str, title: str, caption: str, paint: Callable[[Axes], None]) -> Drawing:
+    """Let ``paint`` draw on the axes of a figure.
+
+    Args:
+        name: of its own on a page, because ids within an SVG are those of the whole page.
+    """
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure.subplots())
+        content = io.StringIO()
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Drawing(title, caption, _inline(content.getvalue(), title))
+
+
+def _inline(svg: str, title: str) -> str:
+    """The element alone, with no id that nothing refers to, in the ink of the page."""
+    element = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r"(<g) id=\"[^\"]*\"", r"\1", element)
+    label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", element, count=1).replace(
+        "<svg", f'<svg role="img" aria-label="{label}"', 1
+    )
+
+
+def decades(axis: Axis, *values: np.ndarray) -> list[np.ndarray]:
+    """Places of values >= 0 on an axis of powers of ten, on which zero has a place of its own at the low end.
+
+    Values that are not finite have none (NaN).
+    """
+    flat = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
+    positive = np.log10(flat[(flat > 0) & np.isfinite(flat)])
+    low, high = (np.floor(positive.min()), np.ceil(positive.max())) if positive.size else (-1.0, 0.0)
+    high = max(high, low + 1)
+    step = max(1, int(np.ceil((high - low) / 5)))
+    ticks = np.arange(low, high + step / 2, step)
+    zero = low - max(0.6, 0.12 * (high - low))
+    labels = [f"1e{int(tick)}" for tick in ticks]
+    if (flat == 0).any():
+        ticks, labels = np.concatenate([[zero], ticks]), ["0", *labels]
+    axis.set_ticks(ticks, labels)
+    placed = []
+    for v in values:
+        wide = np.asarray(v, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logarithm = np.log10(wide)
+        placed.append(np.where(wide == 0, zero, np.where(np.isfinite(logarithm), logarithm, np.nan)))
+    return placed
+
+
+def histogram(axes: Axes, groups: Mapping[str, np.ndarray], label: str) -> None:
+    """Histograms of values >= 0 over powers of ten, one step line a group."""
+    placed = decades(axes.xaxis, *groups.values())
+    together = np.concatenate([p.ravel() for p in placed])
+    together = together[np.isfinite(together)]
+    low, high = (together.min(), together.max()) if together.size else (0.0, 1.0)
+    bins = np.linspace(low - 0.1, high + 0.1, 41).tolist()
+    for (name, _), colour, values in zip(groups.items(), _cycled(len(placed)), placed, strict=True):
+        finite = values[np.isfinite(values)]
+        axes.hist(finite, bins=bins, histtype="stepfilled", color=colour, alpha=0.35)
+        axes.hist(finite, bins=bins, histtype="step", color=colour, label=name)
+    axes.set_xlabel(label)
+    axes.set_ylabel("instances")
+    if len(groups) > 1:
+        axes.legend()
+
+
+def curves(axes: Axes, groups: Mapping[str, np.ndarray], x: str, y: str) -> None:
+    """Median over instances of curves >= 0, each group [instances, points], with the band from smallest to largest."""
+    placed = decades(axes.yaxis, *groups.values())
+    for (name, _), colour, values in zip(groups.items(), _cycled(len(placed)), placed, strict=True):
+        points = np.arange(1, values.shape[-1] + 1)
+        axes.fill_between(points, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+        axes.plot(points, np.median(values, axis=0), color=colour, label=name, marker="." if len(points) < 12 else None)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if len(groups) > 1:
+        axes.legend(ncols=2)
+
+
+def bars(axes: Axes, groups: Mapping[str, Sequence[float]], names: Sequence[str], y: str) -> None:
+    """Bars of values >= 0 over powers of ten; each group has one for each of ``names``."""
+    placed = decades(axes.yaxis, *(np.asarray(values) for values in groups.values()))
+    together = np.concatenate(placed)
+    floor = np.nanmin(together) - 0.5 if np.isfinite(together).any() else 0.0
+    width = 0.8 / len(groups)
+    for index, (name, colour, values) in enumerate(zip(groups, _cycled(len(placed)), placed, strict=True)):
+        places = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
+        axes.bar(places, np.nan_to_num(values - floor), width, bottom=floor, color=colour, label=name)
+    axes.set_xticks(np.arange(len(names)), names)
+    axes.set_ylabel(y)
+    if len(groups) > 1:
+        axes.legend()
+
+
+def heat_map(axes: Axes, matrix: np.ndarray, label: str) -> None:
+    """A matrix [n, m], white at zero, its largest magnitude at the ends of the scale."""
+    largest = float(np.abs(matrix).max()) or 1.0
+    image = axes.imshow(
+        matrix.astype(np.float64) / largest, cmap="RdBu_r", norm=Normalize(-1.0, 1.0), interpolation="nearest"
+    )
+    bar = axes.figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.8)
+    bar.ax.set_yticklabels([f"{-largest:.2g}", "0", f"{largest:.2g}"])
+    bar.outline.set_edgecolor(_INK)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlabel(label)
+
+
+def _cycled(count: int) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]

@@ -1,0 +1,136 @@
+"""The sections of an audit, one after the other; what is finished outlives an error, an interruption and a kill."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plga.audit.arrays import pack, read_arrays, unpack, write_arrays
+from plga.audit.record import FAILED, MEASURED, NOT_MEASURABLE, Part, figure
+from plga.audit.section import NotMeasurable, Quantity, Section
+from plga.audit.subject import Subject
+from plga.model.atomic import new_file
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a section.
+
+    Attributes:
+        status: "measured", "not measurable" or "failed".
+        reason: why there is nothing; None for a measured one.
+        raw: the arrays of a measured one.
+        quantities: of a measured one.
+        seconds: that it took; 0 where it was finished before.
+    """
+
+    section: Section
+    status: str
+    reason: str | None = None
+    raw: Any = None
+    quantities: list[Quantity] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def part(self) -> Part:
+        """The same in JSON."""
+        figures = [figure(quantity) for quantity in self.quantities]
+        return Part.model_validate(
+            {"title": self.section.title, "status": self.status, "reason": self.reason, "quantities": figures}
+        )
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The raw arrays by ``LETTER.field``."""
+        return {} if self.raw is None else pack(self.section.letter, self.raw)
+
+
+def run(
+    subject: Subject,
+    sections: Sequence[Section],
+    work: Path,
+    on_start: Callable[[Section], None] = lambda section: None,
+    on_end: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Run sections; the arrays of each are on the disk before the next one starts.
+
+    Args:
+        subject: what is audited.
+        sections: in this order.
+        work: folder of this audit alone (:func:`working_folder`). What it holds already is not measured again.
+        on_start, on_end: called around each section.
+
+    Raises:
+        OSError: ``work`` cannot be written to. Whatever a section raises becomes its result.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    results = []
+    for section in sections:
+        on_start(section)
+        results.append(_run(section, subject, work / f"{section.letter}.npz"))
+        on_end(results[-1])
+    return results
+
+
+def _run(section: Section, subject: Subject, kept: Path) -> Result:
+    start = time.perf_counter()
+    arrays = _finished(kept)
+    try:
+        if arrays is None:
+            if section.needs == "model" and subject.model is None:
+                raise NotMeasurable("it needs a model with a learned operator")
+            arrays = pack(section.letter, section.measure(subject))
+            measured = arrays
+        else:
+            measured = None
+        # From the packed arrays, so that what is summarized is exactly what is stored.
+        raw = unpack(section.letter, section.raw, arrays)
+        quantities = section.quantities(raw)
+    except NotMeasurable as reason:
+        return Result(section, NOT_MEASURABLE, _line(reason), seconds=time.perf_counter() - start)
+    except Exception as error:  # whatever it is, the other sections are not lost for it
+        return Result(section, FAILED, _line(error), seconds=time.perf_counter() - start)
+    if measured is not None:
+        with new_file(kept, overwrite=True) as file:
+            write_arrays(file, measured)
+    return Result(section, MEASURED, None, raw, quantities, time.perf_counter() - start)
+
+
+def _finished(file: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of a section that an earlier run has finished."""
+    try:
+        return read_arrays(file)
+    except (FileNotFoundError, ValueError):  # a damaged one is measured again
+        return None
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError | FloatingPointError) and text else f"{type(error).__name__}: {text}"
+
+
+def working_folder(out: Path, identity: str) -> Path:
+    """Where an audit keeps its finished sections: beside ``out``, hidden, and of its own for every ``identity``."""
+    out = out.resolve()
+    return out.with_name(f"{_prefix(out)}{identity[:16]}")
+
+
+def clear(out: Path) -> None:
+    """Remove the working folders of all audits for ``out``."""
+    out = out.resolve()
+    for path in out.parent.iterdir():
+        if path.name.startswith(_prefix(out)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix(out: Path) -> str:
+    return f".{out.name}.audit-"
+
+
+def by_letter(results: Sequence[Result]) -> Mapping[str, list[Quantity]]:
+    """Quantities of the measured sections."""
+    return {result.section.letter: result.quantities for result in results if result.status == MEASURED}
