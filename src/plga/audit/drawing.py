@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 _INK = "#010203"  # stands for the colour of the page's text, which is light in the dark
-_SIZE = (4.4, 3.2)  # inches
+_WIDTH, HEIGHT = 4.4, 3.2  # inches
 COLOURS = ("#3f87c9", "#d9703a", "#4aa36a", "#9a75c9", "#c9a227", "#c95f8f", "#5fb3b3", "#8c8c8c")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -44,14 +44,15 @@ class Drawing(NamedTuple):
     svg: str
 
 
-def draw(name: str, title: str, caption: str, paint: Callable[[Axes], None]) -> Drawing:
+def draw(name: str, title: str, caption: str, paint: Callable[[Axes], None], height: float = HEIGHT) -> Drawing:
     """Let ``paint`` draw on the axes of a figure.
 
     Args:
         name: of its own on a page, because ids within an SVG are those of the whole page.
+        height: inches, where the width is 4.4.
     """
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
         content = io.StringIO()
@@ -79,12 +80,20 @@ def decades(axis: Axis, *values: np.ndarray) -> list[np.ndarray]:
     positive = np.log10(flat[(flat > 0) & np.isfinite(flat)])
     low, high = (np.floor(positive.min()), np.ceil(positive.max())) if positive.size else (-1.0, 0.0)
     high = max(high, low + 1)
-    step = max(1, int(np.ceil((high - low) / 5)))
-    ticks = np.arange(low, high + step / 2, step)
     zero = low - max(0.6, 0.12 * (high - low))
-    labels = [f"1e{int(tick)}" for tick in ticks]
+    if high - low > 2:
+        ticks = np.arange(low, high + 1, max(1, int(np.ceil((high - low) / 5))))
+        labels = [f"1e{int(tick)}" for tick in ticks]
+    else:  # a power of ten alone may be off the end of so short an axis
+        multiples = [k * 10.0**power for power in range(int(low), int(high) + 1) for k in (1, 2, 5)]
+        ticks, labels = np.log10(multiples), [f"{multiple:g}" for multiple in multiples]
     if (flat == 0).any():
         ticks, labels = np.concatenate([[zero], ticks]), ["0", *labels]
+    inside = positive if not (flat == 0).any() else np.append(positive, zero)
+    if inside.size:  # ticks would stretch the axis beyond what is there
+        margin = 0.05 * (inside.max() - inside.min()) + 0.05
+        kept = (ticks >= inside.min() - margin) & (ticks <= inside.max() + margin)
+        ticks, labels = ticks[kept], [label for label, keep in zip(labels, kept, strict=True) if keep]
     axis.set_ticks(ticks, labels)
     placed = []
     for v in values:
@@ -95,19 +104,23 @@ def decades(axis: Axis, *values: np.ndarray) -> list[np.ndarray]:
     return placed
 
 
-def histogram(axes: Axes, groups: Mapping[str, np.ndarray], label: str) -> None:
-    """Histograms of values >= 0 over powers of ten, one step line a group."""
-    placed = decades(axes.xaxis, *groups.values())
-    together = np.concatenate([p.ravel() for p in placed])
+def histogram(
+    axes: Axes, groups: Mapping[str, np.ndarray], label: str, count: str = "instances", linear: bool = False
+) -> None:
+    """Histograms of values >= 0 over powers of ten, or of values in [0, 1], one step line a group; without NaN."""
+    placed = [np.asarray(v, dtype=np.float64) for v in groups.values()]
+    if not linear:
+        placed = decades(axes.xaxis, *placed)
+    together = np.concatenate([values.ravel() for values in placed])
     together = together[np.isfinite(together)]
-    low, high = (together.min(), together.max()) if together.size else (0.0, 1.0)
-    bins = np.linspace(low - 0.1, high + 0.1, 41).tolist()
-    for (name, _), colour, values in zip(groups.items(), _cycled(len(placed)), placed, strict=True):
+    low, high = (together.min(), together.max()) if together.size and not linear else (0.0, 1.0)
+    bins = np.linspace(low - 0.1 * (not linear), high + 0.1 * (not linear), 41).tolist()
+    for name, colour, values in zip(groups, _cycled(len(placed)), placed, strict=True):
         finite = values[np.isfinite(values)]
         axes.hist(finite, bins=bins, histtype="stepfilled", color=colour, alpha=0.35)
         axes.hist(finite, bins=bins, histtype="step", color=colour, label=name)
     axes.set_xlabel(label)
-    axes.set_ylabel("instances")
+    axes.set_ylabel(count)
     if len(groups) > 1:
         axes.legend()
 
@@ -125,9 +138,9 @@ def curves(axes: Axes, groups: Mapping[str, np.ndarray], x: str, y: str) -> None
         axes.legend(ncols=2)
 
 
-def bars(axes: Axes, groups: Mapping[str, Sequence[float]], names: Sequence[str], y: str) -> None:
+def bars(axes: Axes, groups: Mapping[str, np.ndarray], names: Sequence[str], y: str) -> None:
     """Bars of values >= 0 over powers of ten; each group has one for each of ``names``."""
-    placed = decades(axes.yaxis, *(np.asarray(values) for values in groups.values()))
+    placed = decades(axes.yaxis, *groups.values())
     together = np.concatenate(placed)
     floor = np.nanmin(together) - 0.5 if np.isfinite(together).any() else 0.0
     width = 0.8 / len(groups)
@@ -138,6 +151,34 @@ def bars(axes: Axes, groups: Mapping[str, Sequence[float]], names: Sequence[str]
     axes.set_ylabel(y)
     if len(groups) > 1:
         axes.legend()
+
+
+def cloud(axes: Axes, groups: Mapping[str, tuple[np.ndarray, np.ndarray]], x: str, y: str) -> None:
+    """Points (x, y), both >= 0 and on powers of ten, one colour a group."""
+    across = decades(axes.xaxis, *(pair[0] for pair in groups.values()))
+    up = decades(axes.yaxis, *(pair[1] for pair in groups.values()))
+    for name, colour, left, right in zip(groups, _cycled(len(groups)), across, up, strict=True):
+        axes.plot(left.ravel(), right.ravel(), ".", markersize=3, color=colour, alpha=0.6, label=name, rasterized=True)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if len(groups) > 1:
+        axes.legend(markerscale=3)
+
+
+def ranges(axes: Axes, rows: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """One line a row from smallest to largest, the median a dot: in colour the first of its pair, in grey the other."""
+    flat = [values for pair in rows.values() for values in pair]
+    placed = iter(flat if min(values.min() for values in flat) < 0 else decades(axes.xaxis, *flat))
+    for index, _ in enumerate(rows):
+        for shift, colour in ((-0.12, COLOURS[0]), (0.12, COLOURS[-1])):
+            low, median, high = next(placed)
+            axes.plot([low, high], [index + shift] * 2, color=colour, linewidth=2, solid_capstyle="butt")
+            axes.plot([low, median, high], [index + shift] * 3, "|", color=colour, markersize=5)
+            axes.plot([median], [index + shift], "o", color=colour, markersize=4)
+    for index, name in enumerate(rows):
+        axes.text(0.02, index - 0.3, name, transform=axes.get_yaxis_transform(), fontsize=7.5, va="bottom")
+    axes.set_ylim(len(rows) - 0.6, -0.75)
+    axes.set_yticks([])
 
 
 def heat_map(axes: Axes, matrix: np.ndarray, label: str) -> None:

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from plga.cli import (
+    audit,
     collapse,
     convert,
     criticality,
@@ -64,6 +65,7 @@ for module in (
     sweep,
     criticality,
     collapse,
+    audit,
     generate,
     serve,
     info,
