@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from plga.audit import files, mechanism, sections, source
+from plga.audit import figures, files, mechanism, sections, source
 from plga.audit.run import run, working_folder
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
@@ -72,6 +72,7 @@ def install(found: dict[str, Section], setattr: Callable[[Any, str, Any], None] 
     for module in (sections, files):
         setattr(module, "SECTIONS", found)
         setattr(module, "mechanism", stages)
+    setattr(figures, "FIGURES", {})
 
 
 def measured_by(letter: str, log: Path, ready: Any = None) -> Section:

@@ -1,6 +1,7 @@
 """The figures of each section: what its arrays look like, and its quantities beside the published ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ def drawings(letter: str, raw: Any, quantities: Sequence[Figure], name: str) -> 
         quantities: its summary, of which those with a published figure are drawn beside it.
         name: of its own on a page.
     """
-    painted = _FIGURES[letter](raw) if letter in _FIGURES else []
+    painted = FIGURES[letter](raw) if letter in FIGURES else []
     return [draw(f"{name}-{index}", *picture) for index, picture in enumerate([*painted, *_published(quantities)])]
 
 
@@ -75,10 +76,14 @@ def _spectra(raw: Any) -> list[_Painted]:
         _Painted(
             f"Spectrum of {symbol}",
             band,
-            lambda axes, values=values: curves(axes, normalized(values), "k", "s_k / s_1"),
+            partial(_draw_curves, groups=normalized(values)),
         )
         for symbol, values in (("A", raw.generator_singular), ("A_LM", raw.metric_singular))
     ] + _heat_maps("A", raw.generator, "of the first prompt")
+
+
+def _draw_curves(axes: Axes, groups: Mapping[str, np.ndarray]) -> None:
+    curves(axes, groups, "k", "s_k / s_1")
 
 
 def _curvature_spectrum(raw: Any) -> list[_Painted]:
@@ -191,7 +196,7 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
         return np.where(whole > 0, part / whole, np.nan)
 
 
-_FIGURES: Mapping[str, Callable[[Any], list[_Painted]]] = {
+FIGURES: Mapping[str, Callable[[Any], list[_Painted]]] = {
     "A": _multipliers,
     "B": _spectra,
     "B2": _curvature_spectrum,
