@@ -25,6 +25,7 @@ main()
         ("sweep",),
         ("criticality",),
         ("collapse",),
+        ("score",),
         ("generate",),
         ("serve",),
         ("info",),
@@ -44,7 +45,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
-        commands += ("serve", "export", "keygen", "seal", "verify")
+        commands += ("serve", "export", "keygen", "seal", "verify", "score")
         assert all(name in out for name in commands)
 
 
