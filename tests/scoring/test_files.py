@@ -87,5 +87,5 @@ def test_files_that_are_none(
 
 def test_bytes_that_are_no_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\xff")
-    with pytest.raises(ValueError, match="a.txt: not UTF-8 text"):
+    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):
         read_file(tmp_path / "a.txt", tokenizer)
