@@ -117,8 +117,8 @@ def _binding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, input_i
         raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected [B, S]")
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
-        "model": _model_digest(model),
-        "tokenizer": _tokenizer_digest(tokenizer),
+        "model": model_digest(model),
+        "tokenizer": tokenizer_digest(tokenizer),
         "prompt": _digest(digest_tensor(input_ids.long())),
     }
 
@@ -127,13 +127,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _model_digest(model: PreTrainedModel) -> str:
+def model_digest(model: PreTrainedModel) -> str:
     """Of the weights, by name, and of the settings that no weight shows."""
     settings = {name: getattr(model.config, name) for name in _SETTINGS}
     return _digest([settings, {name: digest_tensor(tensor) for name, tensor in model.state_dict().items()}])
 
 
-def _tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Of what turns texts into tokens; how the last call padded is not part of it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
