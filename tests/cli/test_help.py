@@ -26,6 +26,7 @@ main()
         ("criticality",),
         ("collapse",),
         ("score",),
+        ("eval",),
         ("generate",),
         ("serve",),
         ("info",),
@@ -45,7 +46,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     assert out.splitlines()[-1] == "HEAVY []"
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
-        commands += ("serve", "export", "keygen", "seal", "verify", "score")
+        commands += ("serve", "export", "keygen", "seal", "verify", "score", "eval")
         assert all(name in out for name in commands)
 
 

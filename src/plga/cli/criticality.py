@@ -53,7 +53,7 @@ def command(
     if source.suffix == ".safetensors":
         runs = load_runs(source)
     else:
-        runs = _sampled(source, prompts, new_tokens, seed, tokenizer)
+        runs = sampled(source, prompts, new_tokens, seed, tokenizer)
     if save is not None:
         save_runs(runs, save, overwrite)
     found = order_parameters(runs)
@@ -78,9 +78,10 @@ def command(
         console.print(f"deductive outputs  {save}", soft_wrap=True, markup=False)
 
 
-def _sampled(
+def sampled(
     checkpoint: Path, prompts: Path | None, new_tokens: int | None, seed: int, tokenizer: Path | None
 ) -> "Runs":
+    """Two runs of a checkpoint over the prompts of a file, or over passages of a module of Python's library."""
     from plga.criticality.runs import sample_runs
     from plga.model.checkpoint import load_model
     from plga.model.tokenizer import load_tokenizer

@@ -26,6 +26,7 @@ from plga.cli import (
     train,
     verify,
 )
+from plga.cli import eval as evaluation
 
 
 class _Commands(TyperGroup):
@@ -68,6 +69,7 @@ for module in (
     collapse,
     audit,
     score,
+    evaluation,
     generate,
     serve,
     info,
