@@ -103,7 +103,9 @@ def test_an_unknown_task_is_named(subcritical: PlgaLM) -> None:
         evaluate(subcritical, ["library_nothing"], ("block",))
 
 
-def test_tasks_of_a_folder_go_by_their_names(subcritical: PlgaLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_folder_and_settings_of_generation(subcritical: PlgaLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TASKS)  # where lm-evaluation-harness looks for their data
+    with pytest.raises(ValueError, match="task library_lines, document 0: max_gen_toks is 128, expected less than"):
+        evaluate(subcritical, FILES[2:], ("block",), gen_kwargs="max_gen_toks=128")
     found = evaluate(subcritical, ["library_lines"], ("block",), include_path=TASKS, limit=1)
     assert list(found["protocols"]["block"]["tasks"]) == ["library_lines"]

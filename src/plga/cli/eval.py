@@ -41,6 +41,9 @@ def command(
     dtype: Annotated[str, typer.Option(help="Of the weights.")] = "float32",
     limit: Annotated[int | None, typer.Option(min=1, help="Documents a task.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    gen_kwargs: Annotated[
+        str | None, typer.Option(help="Settings of generation over those of the tasks, such as max_gen_toks=64.")
+    ] = None,
     include_path: Annotated[Path | None, typer.Option(help="Folder of further task files.")] = None,
     threshold: Annotated[
         float, typer.Option(min=0.0, help="auto: largest difference on a token that passes for none, in nats.")
@@ -102,6 +105,7 @@ def command(
         cache,
         limit,
         num_fewshot,
+        gen_kwargs,
         include_path,
         confirm_unsafe_code,
     )

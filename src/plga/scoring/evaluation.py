@@ -24,6 +24,7 @@ def evaluate(
     cache: Path | None = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
+    gen_kwargs: str | None = None,
     include_path: Path | None = None,
     confirm_unsafe_code: bool = False,
 ) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def evaluate(
         protocols: of plga.scoring.score.PROTOCOLS; with ``block`` and ``sequential`` both are compared.
         cache: folder of answers, in SQLite; an evaluation that was interrupted goes on from there. None: keep none.
         limit: documents a task.
-        num_fewshot, include_path: as for lm-evaluation-harness.
+        num_fewshot, gen_kwargs, include_path: as for lm-evaluation-harness.
         confirm_unsafe_code: run tasks that execute what the model writes.
 
     Returns:
@@ -45,8 +46,12 @@ def evaluate(
     Raises:
         ValueError: an unknown task, a task file that is none, or a request that cannot be scored; named.
     """
-    manager = TaskManager(include_path=None if include_path is None else str(include_path))
-    known = [read_task(Path(task)) if task.endswith((".yaml", ".yml")) else _known(task, manager) for task in tasks]
+    files = [task for task in tasks if task.endswith((".yaml", ".yml"))]
+    manager = TaskManager(
+        include_path=None if include_path is None else str(include_path),
+        include_defaults=len(files) < len(tasks),  # to look through them takes seconds
+    )
+    known = [read_task(Path(task)) if task in files else _known(task, manager) for task in tasks]
     found, samples = {}, {}
     for protocol in protocols:
         lm.protocol, lm.checks, lm.truncated = protocol, {}, 0
@@ -56,6 +61,7 @@ def evaluate(
             use_cache=None if cache is None else str(cache / f"{protocol}-{lm.identity()[:12]}"),
             limit=limit,
             num_fewshot=num_fewshot,
+            gen_kwargs=gen_kwargs,
             bootstrap_iters=1000,
             task_manager=manager,
             confirm_run_unsafe_code=confirm_unsafe_code,
