@@ -56,6 +56,20 @@ def test_the_check_is_what_it_says() -> None:
     assert few[0].tokens == 12 and few[0] == few[1] != few[2]
 
 
+def test_of_a_long_item_some_tokens_are_compared() -> None:
+    model = learned(max_position_embeddings=60)
+    long, cut = item(1, 60), item(50, 40, seed=1)
+    seen: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0]) * inputs[0].shape[1]))
+    assert compare(model, [long, cut], batch=1).tokens == 64
+    assert sum(seen) == 60 + 40 + 64  # rows read: both blocks, and the last row of a call a token
+    (block,), (sequential,) = block_logprobs(model, [cut]), sequential_logprobs(model, [cut])
+    gap = (block.logprobs - sequential.logprobs).abs()
+    found = compare(model, [cut])
+    assert found.tokens == 32
+    assert any(found.largest == pytest.approx(float(one), rel=1e-6, abs=1e-12) for one in gap)
+
+
 def test_block_of_a_learned_operator_is_given_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = score(learned(), ITEMS, "block", threshold=1e-9)

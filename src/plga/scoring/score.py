@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from plga.model.modeling import PldrForCausalLM
-from plga.scoring.items import Item
+from plga.scoring.items import Item, fit
 from plga.scoring.protocols import Scores, block_logprobs, causal, sequential_logprobs
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 PROTOCOLS = ("auto", "block", "sequential")
 THRESHOLD = 1e-3  # nats a token
 SAMPLE = 8  # items
+_TOKENS = 32  # of each, so that a check stays cheap where items are long
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def score(
     sample: int = SAMPLE,
     seed: int = 0,
 ) -> Scored:
-    """Score items under one protocol.
+    """Score items under one protocol; :func:`compare` says what is measured.
 
     ``auto`` takes block scores where both protocols are one (theorem: a constant operator, or a chunked Gram), or where
     on a sample of these very items no token differs by more than ``threshold``; else sequential ones. ``block`` with a
@@ -113,7 +115,7 @@ def compare(
     sample: int = SAMPLE,
     seed: int = 0,
 ) -> Check:
-    """Both protocols on at most ``sample`` of the items, drawn under ``seed``.
+    """Both protocols on at most ``sample`` of the items, and 32 tokens of each, all drawn under ``seed``.
 
     Raises:
         ValueError: a negative threshold, a sample below 1, no items, or one that cannot be scored.
@@ -124,9 +126,17 @@ def compare(
         raise ValueError(f"sample is {sample}, expected >= 1 items")
     if not items:
         raise ValueError("there are no items to score, expected at least one")
-    chosen = random.Random(seed).sample(list(items), min(sample, len(items)))
-    pairs = zip(block_logprobs(model, chosen, batch), sequential_logprobs(model, chosen, batch), strict=True)
-    gap = torch.cat([block.logprobs - sequential.logprobs for block, sequential in pairs]).abs()
+    draw = random.Random(seed)
+    chosen = draw.sample(list(items), min(sample, len(items)))
+    block: list[Tensor] = []
+    asked: list[Item] = []
+    for item, row, scores in zip(chosen, fit(chosen, model.config), block_logprobs(model, chosen, batch), strict=True):
+        drawn = draw.sample(range(len(scores.logprobs)), min(_TOKENS, len(scores.logprobs)))
+        block.append(scores.logprobs[drawn])
+        ends = [row.first + place for place in drawn]
+        asked += [Item(row.ids[:end], row.ids[end : end + 1], item.name) for end in ends]
+    sequential = torch.cat([scores.logprobs for scores in sequential_logprobs(model, asked, batch)])
+    gap = (torch.cat(block) - sequential).abs()
     return Check(len(chosen), len(gap), float(gap.mean()), float(gap.max()), threshold)
 
 
