@@ -35,6 +35,7 @@ main()
         ("keygen",),
         ("seal",),
         ("verify",),
+        ("claims",),
         ("tokenizer", "train"),
     ],
 )
@@ -47,6 +48,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
         commands += ("serve", "export", "keygen", "seal", "verify", "score", "eval")
+        commands += ("serve", "export", "keygen", "seal", "verify", "claims")
         assert all(name in out for name in commands)
 
 

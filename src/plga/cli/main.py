@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from plga.cli import (
     audit,
+    claims,
     collapse,
     convert,
     criticality,
@@ -78,6 +79,7 @@ for module in (
     keygen,
     seal,
     verify,
+    claims,
 ):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(tokenizer.app, name="tokenizer")
