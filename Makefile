@@ -23,13 +23,16 @@ SERVING := .venv-serving/.installed
 # As many threads for everyone who runs the tests, and no look at a model hub.
 TEST_ENV := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 MPLBACKEND=agg
 
-.PHONY: help demo test check format docs test-transformers-5.19 test-serving setup setup-serving clean
+PROOF_PACKAGES := coq libcoq-mathcomp-analysis libcoq-mathcomp-algebra-tactics
+
+.PHONY: help demo test check format docs proofs test-transformers-5.19 test-serving setup setup-serving clean
 
 help:
 	@echo "make demo    train a small PLDR-LLM, watch its operator collapse, freeze it (ARGS=... for options)"
 	@echo "make test    run the tests (ARGS=... for pytest)"
 	@echo "make check   ruff and mypy"
 	@echo "make format  let ruff fix and format the code"
+	@echo "make proofs  compile the proofs with Coq, and print what each theorem assumes (installs nothing)"
 	@echo "make docs    build the documentation into site/"
 	@echo "make test-transformers-5.19  run the model tests with Transformers $(OLD_TRANSFORMERS)"
 	@echo "make setup-serving   set up .venv-serving: vLLM for CPUs (Linux), in an environment of its own"
@@ -61,11 +64,18 @@ format: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
+proofs:
+	@test -e "$$(coqc -where 2>/dev/null)/user-contrib/mathcomp/analysis/Rstruct.vo" || { \
+		echo "the proofs need Coq 8.16 with MathComp-Analysis 0.6; on Debian or Ubuntu:" >&2; \
+		echo "apt-get install --no-install-recommends $(PROOF_PACKAGES)" >&2; exit 1; }
+	$(MAKE) -C proofs check
+
 setup: $(DEV)
 
 setup-serving: $(SERVING)
 
 clean:
+	@$(MAKE) --no-print-directory -C proofs clean
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis site build dist
 
 # $(call install,ENVIRONMENT) creates an environment with torch and the build tools in it.
