@@ -5,8 +5,8 @@ context and continuation encoded together, spaces at the end of the context give
 (else the last) of the tokenizer before an empty context. What differs is how continuations are scored: under the
 protocol that is asked for.
 
-Releases of lm-evaluation-harness that read the entry points ``lm_eval.models`` find it by themselves. For those that do
-not (0.4.13), ``python -m plga.scoring.harness`` is the command ``lm_eval`` with this model in it.
+lm-evaluation-harness 0.4.13 looks for no models outside itself: ``python -m plga.scoring.harness`` is the command
+``lm_eval`` with this model in it. For a release that reads them, the entry point ``lm_eval.models`` is declared.
 """
 
 import hashlib
