@@ -25,6 +25,7 @@ main()
         ("sweep",),
         ("criticality",),
         ("collapse",),
+        ("audit",),
         ("score",),
         ("eval",),
         ("generate",),
