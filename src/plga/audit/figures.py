@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
+from plga.audit.concentration import bernstein
 from plga.audit.drawing import HEIGHT, Drawing, bars, cloud, curves, draw, heat_map, histogram, ranges
 from plga.audit.record import Figure
 from plga.criticality.order_parameter import SYMBOLS
@@ -155,6 +156,69 @@ def _commutant(raw: Any) -> list[_Painted]:
     ]
 
 
+def _contraction(raw: Any) -> list[_Painted]:
+    units = np.moveaxis(raw.units, -1, 0).reshape(raw.units.shape[-1], -1)
+    ratios = {
+        "within a prompt": _share(raw.within_after, raw.within_before),
+        "across prompts": _share(raw.across_after, raw.across_before),
+    }
+    return [
+        _Painted(
+            "Contraction of φ",
+            "Largest singular value of the Jacobian of φ at each sampled row, and of that of each unit.",
+            lambda axes: histogram(axes, {"φ": raw.singular[..., 0], "a unit": units}, "singular value", "rows"),
+        ),
+        _Painted(
+            "Contraction of pairs of rows",
+            "‖φ(x) - φ(y)‖ / ‖x - y‖ of sampled pairs.",
+            lambda axes: histogram(axes, {k: v for k, v in ratios.items() if v.size}, "ratio", "pairs"),
+        ),
+    ]
+
+
+def _concentration(raw: Any) -> list[_Painted]:
+    spread = raw.deviation / raw.mean[:, None]
+    groups = {
+        "measured": spread.reshape(len(spread), -1).T,
+        "matrix-Bernstein bound": bernstein(raw).reshape(len(spread), -1).T,
+    }
+    return [
+        _Painted(
+            "Spread of D / S",
+            "Relative to the mean over the prompts, at S = 1, 2, 4, ...; the bound supposes independent rows.",
+            lambda axes: curves(axes, groups, "1 + log2 S", "spread"),
+        )
+    ]
+
+
+def _decoding(raw: Any) -> list[_Painted]:
+    groups = {"2 x deviation": 2 * raw.deviation, "margin": raw.margin}
+    return [
+        _Painted(
+            "Margins against deviations",
+            "Of every step of greedy decoding; where twice the deviation lies below the margin the token is the same.",
+            lambda axes: histogram(axes, groups, "logit", "steps"),
+        )
+    ]
+
+
+def _contract(raw: Any) -> list[_Painted]:
+    groups = {"with the mask": np.concatenate([raw.left, raw.right]), "without": raw.unmasked}
+    suffix = {"fixed": raw.fixed, "seeded": raw.random}
+    return [
+        _Painted(
+            "Another suffix",
+            "Largest change of a logit in the rows of a prompt when other tokens follow it.",
+            lambda axes: histogram(axes, suffix, "change of a logit", "pairs of suffixes"),
+        ),
+        _Painted(
+            "Padding",
+            "Largest change of a logit of the last row in a padded batch.",
+            lambda axes: histogram(axes, groups, "change of a logit", "prompts"),
+        ),
+    ]
+
+
 def _acyclicity(raw: Any) -> list[_Painted]:
     groups = dict(zip(("A_LM", "A_P", "G_LM"), raw.loss, strict=True))
     return [
@@ -203,6 +267,10 @@ FIGURES: Mapping[str, Callable[[Any], list[_Painted]]] = {
     "C": _layer_norm,
     "D": _twirl,
     "D2": _commutant,
+    "E": _contraction,
+    "E2": _concentration,
+    "G": _decoding,
+    "J": _contract,
     "H": _acyclicity,
     "I": _order,
 }

@@ -5,7 +5,11 @@ from typing import Literal
 from plga.audit import (
     acyclicity,
     commutant,
+    concentration,
+    contract,
+    contraction,
     curvature_spectrum,
+    decoding,
     layer_norm,
     multipliers,
     order,
@@ -21,7 +25,20 @@ MECHANISM = ("A", "C", "D", "E", "E2")  # what the three-stage table reads toget
 _TABLE = "K"  # its letter, which asks for all of these
 SECTIONS: dict[str, Section] = {
     module.SECTION.letter: module.SECTION
-    for module in (multipliers, spectra, curvature_spectrum, layer_norm, twirl, commutant, acyclicity, order)
+    for module in (
+        multipliers,
+        spectra,
+        curvature_spectrum,
+        layer_norm,
+        twirl,
+        commutant,
+        contraction,
+        concentration,
+        decoding,
+        acyclicity,
+        order,
+        contract,
+    )
 }
 
 
