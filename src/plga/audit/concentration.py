@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plga.audit.section import NotMeasurable, Quantity, Section, spread
+from plga.audit import ratios
+from plga.audit.section import NotMeasurable, Quantity, Section
 from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
 from plga.ops.density import gram
@@ -78,32 +79,35 @@ def _norm(matrices: Tensor) -> Tensor:
 
 
 def bernstein(raw: Concentration) -> np.ndarray:
-    """Bound of the expected ‖D / S - M‖₂ over ‖M‖₂, [K, L, H]: (√(2 v log(2d) / S) + b log(2d) / (3 S)) / ‖M‖₂, with
-    v the ``variance`` and b the ``largest``, which bounds ‖q qᵀ - M‖₂."""
+    """Bound of the expected ‖D / S - M‖₂, [K, L, H]: √(2 v log(2d) / S) + b log(2d) / (3 S), with v the ``variance`` and
+    b the ``largest``, which bounds ‖q qᵀ - M‖₂."""
     logarithm = math.log(2 * int(raw.width[0]))
     lengths = raw.lengths[:, None, None].astype(np.float64)
-    bound = np.sqrt(2 * raw.variance * logarithm / lengths) + raw.largest * logarithm / (3 * lengths)
-    return np.asarray(bound / raw.moment)
+    return np.asarray(np.sqrt(2 * raw.variance * logarithm / lengths) + raw.largest * logarithm / (3 * lengths))
 
 
 def quantities(raw: Concentration) -> list[Quantity]:
     """Spread and bound at each length, and the slope of the spread's median against S."""
     found = []
-    relative = raw.deviation / raw.mean[:, None]
-    bounds = bernstein(raw)
-    for length, of_prompts, bound in zip(raw.lengths.tolist(), relative, bounds, strict=True):
+    means = np.broadcast_to(raw.mean[:, None], raw.deviation.shape)
+    moments = np.broadcast_to(raw.moment, raw.mean.shape)
+    for length, deviation, mean, bound, moment in zip(
+        raw.lengths.tolist(), raw.deviation, means, bernstein(raw), moments, strict=True
+    ):
         found.append(
-            Quantity(
+            ratios.each(
                 f"spread of D / S at S = {length}",
-                spread(of_prompts),
+                deviation,
+                mean,
                 "layer, head and prompt",
                 formula="‖D / S - mean over prompts‖₂ / ‖mean over prompts‖₂",
             )
         )
         found.append(
-            Quantity(
+            ratios.each(
                 f"matrix-Bernstein bound of the spread of D / S at S = {length}",
-                spread(bound),
+                bound,
+                moment,
                 "layer and head",
                 kind="bound",
                 formula="(√(2 v log(2d) / S) + b log(2d) / (3S)) / ‖M‖₂, of the expectation, v = ‖E (q qᵀ)² - M²‖₂, "
@@ -112,7 +116,9 @@ def quantities(raw: Concentration) -> list[Quantity]:
             )
         )
     if len(raw.lengths) > 1:
-        medians = np.median(relative.reshape(len(relative), -1), axis=-1)
+        medians = np.array(
+            [np.median(d[m > 0] / m[m > 0]) if (m > 0).any() else 0.0 for d, m in zip(raw.deviation, means)]
+        )
         slope = float(np.polyfit(np.log(raw.lengths), np.log(medians), 1)[0]) if (medians > 0).all() else None
         found.append(
             Quantity(

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from plga.audit import ratios
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
@@ -28,7 +29,8 @@ class Decoding:
         tokens: that the rebuilt operator writes.
         deviation: B, the largest difference of a logit between the two.
         margin: between the best and the second best logit of the rebuilt operator.
-        operator: ε_G, largest |G_kept - G| over largest |G|, over all layers and heads.
+        operator: ε_G, largest |G_kept - G| over all layers and heads.
+        size: largest |G| over them.
         same: whether both have the same best token.
     """
 
@@ -36,6 +38,7 @@ class Decoding:
     deviation: np.ndarray
     margin: np.ndarray
     operator: np.ndarray
+    size: np.ndarray
     same: np.ndarray
 
 
@@ -73,14 +76,15 @@ def measure(subject: Subject) -> Decoding:
                     int(token),
                     float((cached - logits).abs().max()),
                     float(best.values[0] - best.values[1]),
-                    float((kept - curvature).abs().max() / curvature.abs().max()),
+                    float((kept - curvature).abs().max()),
+                    float(curvature.abs().max()),
                     bool(cached.argmax() == token),
                 )
             )
             new = token.unsqueeze(0)
             text = torch.cat([text, new], dim=1)
         rows.append(found)
-    arrays = [np.array([[step[field] for step in found] for found in rows]) for field in range(5)]
+    arrays = [np.array([[step[field] for step in found] for found in rows]) for field in range(6)]
     return Decoding(*arrays)
 
 
@@ -92,10 +96,12 @@ def quantities(raw: Decoding) -> list[Quantity]:
     return [
         Quantity("largest logit deviation", spread(raw.deviation.max(axis=1)), "prompt, largest of its steps"),
         Quantity("smallest decoding margin", spread(raw.margin.min(axis=1)), "prompt, smallest of its steps"),
-        Quantity(
+        Quantity("deviation of G", spread(raw.operator.max(axis=1)), "prompt, largest of its steps"),
+        ratios.each(
             "relative deviation of G",
-            spread(raw.operator.max(axis=1)),
-            "prompt, largest of its steps",
+            raw.operator,
+            raw.size,
+            "step and prompt",
             formula="max |G_kept - G| / max |G|, over all layers and heads",
         ),
         Quantity("steps with the same token", int(raw.same.sum()), total),

@@ -177,10 +177,10 @@ def _contraction(raw: Any) -> list[_Painted]:
 
 
 def _concentration(raw: Any) -> list[_Painted]:
-    spread = raw.deviation / raw.mean[:, None]
+    spread = _share(raw.deviation, raw.mean[:, None])
     groups = {
         "measured": spread.reshape(len(spread), -1).T,
-        "matrix-Bernstein bound": bernstein(raw).reshape(len(spread), -1).T,
+        "matrix-Bernstein bound": _share(bernstein(raw), raw.moment[None]).reshape(len(spread), -1).T,
     }
     return [
         _Painted(

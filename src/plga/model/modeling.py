@@ -311,8 +311,13 @@ class PldrModel(PldrPreTrainedModel):
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
         cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
-        if self.config.rope_interleaved and cos.dtype in COMPLEX and not torch.compiler.is_compiling():
-            position_embeddings = turns(*position_embeddings)  # once for all layers
+        if (
+            self.config.rope_interleaved
+            and cos.dtype in COMPLEX
+            and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        ):
+            # Once for all layers; with gradients each makes its own, or what one keeps would count as another's.
+            position_embeddings = turns(*position_embeddings)
         # Flex attention's mask is neither.
         one_row = one_row and (causal_mask is None or isinstance(causal_mask, Tensor))
 
