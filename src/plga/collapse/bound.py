@@ -20,14 +20,13 @@ At the end every logit changes by at most max ‖row of W_head‖ δ.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from plga.collapse.factors import Extrema, decoder_layers, head_norm, spectral, watching, weight_norms
 from plga.model.modeling import PldrDecoderLayer, PldrForCausalLM
 
 LABEL = "quantifies, does not certify"
@@ -111,13 +110,13 @@ def perturbation_bound(model: PldrForCausalLM, constant: PldrForCausalLM, prefix
         raise ValueError(f"gram is {model.config.gram!r}, expected 'global': the chain has one operator a pass")
     if not prefixes:
         raise ValueError("no prefix, expected at least one")
-    extrema = [_Extrema(layer) for layer in _layers(model)]
+    extrema = [_Extrema(layer) for layer in decoder_layers(model)]
     deviation, margin = 0.0, math.inf
     for prefix in prefixes:
         ids = prefix.unsqueeze(0).to(model.device)
-        with _watching(model, extrema):
+        with watching(model, extrema):
             rebuilt = model(ids, use_cache=False, logits_to_keep=1, output_deductive=True)
-        with _watching(constant, extrema):
+        with watching(constant, extrema):
             kept = constant(ids, use_cache=False, logits_to_keep=1, output_deductive=True)
         for seen, g, other in zip(extrema, rebuilt.deductive, kept.deductive, strict=True):
             seen.see_operators(g.curvature[0].double(), other.curvature.double())
@@ -126,87 +125,41 @@ def perturbation_bound(model: PldrForCausalLM, constant: PldrForCausalLM, prefix
         deviation = max(deviation, float((rebuilt.logits.double() - kept.logits.double()).abs().max()))
 
     hidden_change, layers = 0.0, []
-    for layer, seen in zip(_layers(model), extrema, strict=True):
+    for layer, seen in zip(decoder_layers(model), extrema, strict=True):
         layers.append(_chain(layer, seen, hidden_change))
         hidden_change = layers[-1].hidden_change
-    head = float(model.lm_head.weight.double().norm(dim=-1).max())
+    head = head_norm(model)
     return Bound(len(prefixes), layers, head, head * hidden_change, deviation, margin)
 
 
-class _Extrema:
-    """Extrema of one layer over the passes seen so far; of heads [H]."""
+class _Extrema(Extrema):
+    """Extrema of one layer with those of its operators, [H]."""
 
     def __init__(self, layer: PldrDecoderLayer) -> None:
-        attention = layer.self_attn
-        self._heads, self._width = attention.config.num_attention_heads, attention.head_dim
-        zeros = torch.zeros(self._heads, dtype=torch.float64)
-        self.query, self.key, self.value, self.operator, self.operator_change = (zeros.clone() for _ in range(5))
-        self.gate, self.up = 0.0, 0.0
-        self.attention_scale, self.feed_forward_scale = math.inf, math.inf
+        super().__init__(layer)
+        self.operator, self.operator_change = torch.zeros_like(self.query), torch.zeros_like(self.query)
 
     def see_operators(self, rebuilt: Tensor, kept: Tensor) -> None:
         """Both operators of a pass, [H, d, d]."""
         for g in (rebuilt, kept):
-            self.operator = torch.maximum(self.operator, torch.linalg.matrix_norm(g, ord=2).cpu())
-        change = torch.linalg.matrix_norm(rebuilt - kept, ord=2).cpu()
-        self.operator_change = torch.maximum(self.operator_change, change)
-
-    def hooks(self, layer: PldrDecoderLayer) -> Iterator[Any]:
-        """Let the modules of ``layer`` report here; yields handles."""
-        for name, module in (
-            ("query", layer.self_attn.q_proj),
-            ("key", layer.self_attn.k_proj),
-            ("value", layer.self_attn.v_proj),
-        ):
-            yield module.register_forward_hook(lambda _, given, out, name=name: self._see_rows(name, out))
-        for name, norm in (("attention_scale", layer.self_attn_norm), ("feed_forward_scale", layer.mlp_norm)):
-            yield norm.register_forward_hook(lambda m, given, out, name=name: self._see_scale(name, given[0], m.eps))
-        for name, module in (("gate", layer.mlp.gate_proj), ("up", layer.mlp.up_proj)):
-            yield module.register_forward_hook(lambda _, given, out, name=name: self._see_inner(name, out))
-
-    def _see_rows(self, name: str, rows: Tensor) -> None:
-        norms = rows.double().unflatten(-1, (self._heads, self._width)).norm(dim=-1).flatten(0, -2).amax(dim=0).cpu()
-        setattr(self, name, torch.maximum(getattr(self, name), norms))
-
-    def _see_scale(self, name: str, rows: Tensor, eps: float) -> None:
-        scale = (rows.double().var(dim=-1, correction=0) + eps).sqrt().min()
-        setattr(self, name, min(getattr(self, name), float(scale)))
-
-    def _see_inner(self, name: str, inner: Tensor) -> None:
-        inner = inner.double()
-        size = (nn.functional.silu(inner) if name == "gate" else inner).abs().max()
-        setattr(self, name, max(getattr(self, name), float(size)))
-
-
-@contextmanager
-def _watching(model: PldrForCausalLM, extrema: Sequence[_Extrema]) -> Iterator[None]:
-    handles = [handle for layer, seen in zip(_layers(model), extrema, strict=True) for handle in seen.hooks(layer)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            self.operator = torch.maximum(self.operator, spectral(g))
+        self.operator_change = torch.maximum(self.operator_change, spectral(rebuilt - kept))
 
 
 def _chain(layer: PldrDecoderLayer, seen: _Extrema, hidden_change: float) -> LayerChain:
     """The factors of one layer, given δ before it."""
-    attention, mlp = layer.self_attn, layer.mlp
-    query, key, value = (
-        _spectral(p.weight.double().view(len(seen.query), -1, p.weight.shape[-1]))
-        for p in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    score_change = attention.scaling * (
-        query * hidden_change * seen.operator * seen.key
+    weights = weight_norms(layer)
+    score_change = layer.self_attn.scaling * (
+        weights.query * hidden_change * seen.operator * seen.key
         + seen.query * seen.operator_change * seen.key
-        + seen.query * seen.operator * key * hidden_change
+        + seen.query * seen.operator * weights.key * hidden_change
     )
-    heads = score_change.clamp(max=2.0) * seen.value + value * hidden_change
-    attention_change = float(_spectral(attention.o_proj.weight) * heads.norm())
-    attention_norm = float(layer.self_attn_norm.weight.double().abs().max()) / seen.attention_scale
+    heads = score_change.clamp(max=2.0) * seen.value + weights.value * hidden_change
+    attention_change = float(weights.output * heads.norm())
+    attention_norm = weights.attention_scale / seen.attention_scale
     between = attention_norm * (hidden_change + attention_change)
-    gate, up, down = (float(_spectral(p.weight)) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    feed_forward = down * (_SLOPE * gate * seen.up + up * seen.gate)
-    feed_forward_norm = float(layer.mlp_norm.weight.double().abs().max()) / seen.feed_forward_scale
+    feed_forward = weights.down * (_SLOPE * weights.gate * seen.up + weights.up * seen.gate)
+    feed_forward_norm = weights.feed_forward_scale / seen.feed_forward_scale
     return LayerChain(
         operator_change=float(seen.operator_change.max()),
         score_change=float(score_change.max()),
@@ -216,14 +169,6 @@ def _chain(layer: PldrDecoderLayer, seen: _Extrema, hidden_change: float) -> Lay
         feed_forward_norm=feed_forward_norm,
         hidden_change=feed_forward_norm * (1 + feed_forward) * between,
     )
-
-
-def _layers(model: PldrForCausalLM) -> list[PldrDecoderLayer]:
-    return [module for module in model.modules() if isinstance(module, PldrDecoderLayer)]
-
-
-def _spectral(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix.double(), ord=2).cpu()
 
 
 def _orders(above: float, below: float) -> float | None:
