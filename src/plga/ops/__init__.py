@@ -2,5 +2,5 @@
 
 The order of the modules is the order of the mathematics: ``density`` (Gram of the queries), ``power_law`` (from the
 generator to G_LM), ``attention`` (softmax(q G kᵀ/√d) v); beside them ``rotary``, ``chunks``, ``alignment``,
-``twirl``, ``acyclicity`` and ``spectrum``.
+``twirl``, ``acyclicity``, ``spectrum`` and ``envelopes``.
 """
