@@ -79,8 +79,10 @@ def _norm(matrices: Tensor) -> Tensor:
 
 
 def bernstein(raw: Concentration) -> np.ndarray:
-    """Bound of the expected ‖D / S - M‖₂, [K, L, H]: √(2 v log(2d) / S) + b log(2d) / (3 S), with v the ``variance`` and
-    b the ``largest``, which bounds ‖q qᵀ - M‖₂."""
+    """Bound of the expected ‖D / S - M‖₂, [K, L, H]: √(2 v log(2d) / S) + b log(2d) / (3 S).
+
+    v is the ``variance`` and b the ``largest``, which bounds ‖q qᵀ - M‖₂.
+    """
     logarithm = math.log(2 * int(raw.width[0]))
     lengths = raw.lengths[:, None, None].astype(np.float64)
     return np.asarray(np.sqrt(2 * raw.variance * logarithm / lengths) + raw.largest * logarithm / (3 * lengths))
@@ -117,7 +119,10 @@ def quantities(raw: Concentration) -> list[Quantity]:
         )
     if len(raw.lengths) > 1:
         medians = np.array(
-            [np.median(d[m > 0] / m[m > 0]) if (m > 0).any() else 0.0 for d, m in zip(raw.deviation, means)]
+            [
+                np.median(d[m > 0] / m[m > 0]) if (m > 0).any() else 0.0
+                for d, m in zip(raw.deviation, means, strict=True)
+            ]
         )
         slope = float(np.polyfit(np.log(raw.lengths), np.log(medians), 1)[0]) if (medians > 0).all() else None
         found.append(

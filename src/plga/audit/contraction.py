@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import jacfwd, vmap
+from torch.func import jacrev, vmap
 
 from plga.audit import ratios
 from plga.audit.published import published
@@ -106,7 +106,7 @@ def jacobians(learner: MetricLearner, rows: Tensor) -> tuple[Tensor, Tensor, Ten
         product = torch.eye(part.shape[-1], dtype=part.dtype).expand(len(part), -1, -1)
         of_units = []
         for unit in learner.units:
-            jacobian = vmap(jacfwd(unit))(part).detach()
+            jacobian = vmap(jacrev(unit))(part).detach()
             of_units.append(torch.linalg.matrix_norm(jacobian, ord=2))
             product = jacobian @ product
             part = unit(part).detach()

@@ -4,6 +4,7 @@ from typing import Literal
 
 from plga.audit import (
     acyclicity,
+    budget,
     commutant,
     concentration,
     contract,
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Section] = {
         commutant,
         contraction,
         concentration,
+        budget,
         decoding,
         acyclicity,
         order,
