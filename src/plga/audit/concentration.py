@@ -1,6 +1,7 @@
 """Section E2: how D / S gathers around its mean over the data set as the number S of tokens grows.
 
-D / S is the mean of the matrices q qᵀ of the first S rotated queries. Beside the measured spread stands the
+D / S is the mean of the matrices q qᵀ of the first S rotated queries, which are those of one pass over the whole prompt:
+with a learned operator a pass over the prefix alone has others behind the first layer. Beside the measured spread stands the
 matrix-Bernstein bound for the mean of S independent matrices of the same second moment: a *conditional theorem*, whose
 hypothesis, independence, the tokens of a text do not satisfy.
 """
@@ -101,7 +102,7 @@ def quantities(raw: Concentration) -> list[Quantity]:
                 f"spread of D / S at S = {length}",
                 deviation,
                 mean,
-                "layer, head and prompt",
+                "layer, head and prompt; rows of the pass over the whole prompt",
                 formula="‖D / S - mean over prompts‖₂ / ‖mean over prompts‖₂",
             )
         )
@@ -113,7 +114,7 @@ def quantities(raw: Concentration) -> list[Quantity]:
                 "layer and head",
                 kind="bound",
                 formula="(√(2 v log(2d) / S) + b log(2d) / (3S)) / ‖M‖₂, of the expectation, v = ‖E (q qᵀ)² - M²‖₂, "
-                "b = max ‖q‖²; hypothesis: independent rows, which those of a text are not",
+                "b = max ‖q‖²; hypothesis: independent rows of one second moment, which rotated rows of a text are not",
                 claim="conditional theorem",
             )
         )

@@ -26,8 +26,8 @@ class Contract:
     """Largest change of a logit, of N prompts; [N] but for the random suffixes, [N, trials].
 
     Attributes:
-        fixed, fixed_masked: of the rows of the prompt when its first tokens follow it instead of its last ones; without
-            and with an attention mask of ones.
+        fixed, fixed_masked: of the rows of the prompt when the tokens after its first ones in the vocabulary follow it
+            instead of its first ones; without and with an attention mask of ones.
         random, random_masked: when one seeded suffix follows instead of another.
         suffix_masked: when a seeded suffix follows that the mask calls padding, instead of nothing.
         repeated: between two calls alike.
@@ -62,7 +62,8 @@ def measure(subject: Subject) -> Contract:
     pad = model.config.pad_token_id or 0
 
     def logits(ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        out = model(ids.unsqueeze(0).to(model.device), attention_mask=mask, use_cache=False).logits[0]
+        known = None if mask is None else mask.to(model.device)
+        out = model(ids.unsqueeze(0).to(model.device), attention_mask=known, use_cache=False).logits[0]
         return out.double().cpu()
 
     def drawn() -> Tensor:
@@ -71,14 +72,14 @@ def measure(subject: Subject) -> Contract:
     rows = []
     try:
         for prompt in subject.prompts:
-            rows.append(_changes(prompt, pad, logits, drawn))
+            rows.append(_changes(prompt, pad, model.config.vocab_size, logits, drawn))
     except FloatingPointError as error:
         raise NotMeasurable(str(error)) from error
     return Contract(*(np.array(values) for values in zip(*rows, strict=True)))
 
 
 def _changes(
-    prompt: Tensor, pad: int, logits: Callable[..., Tensor], drawn: Callable[[], Tensor]
+    prompt: Tensor, pad: int, vocabulary: int, logits: Callable[..., Tensor], drawn: Callable[[], Tensor]
 ) -> tuple[float | list[float], ...]:
     """The fields of Contract for one prompt, in their order."""
     length = len(prompt)
@@ -89,15 +90,16 @@ def _changes(
     def history(suffix: Tensor, mask: Tensor | None = None) -> Tensor:
         return logits(torch.cat([prompt, suffix]), mask)[:length]
 
-    def change(one: Tensor, other: Tensor, mask: Tensor | None = None) -> float:
-        return _apart(history(one, mask), history(other, mask))
+    def change(one: Tensor, two: Tensor, mask: Tensor | None = None) -> float:
+        return _apart(history(one, mask), history(two, mask))
 
-    first, last = (part[torch.arange(SUFFIX) % length] for part in (prompt, prompt.flip(0)))
+    first = prompt[torch.arange(SUFFIX) % length]
+    other = (first + 1) % vocabulary  # another token in every place, whatever the prompt
     pairs = [(drawn(), drawn()) for _ in range(TRIALS)]
     padding = torch.full((SUFFIX,), pad)
     return (
-        change(first, last),
-        change(first, last, ones),
+        change(first, other),
+        change(first, other, ones),
         [change(*pair) for pair in pairs],
         [change(*pair, ones) for pair in pairs],
         _apart(history(drawn(), hidden), alone),

@@ -2,8 +2,8 @@
 
 A = φ(LN(D)), row by row (arXiv:2608.10288), so the Jacobian is taken with respect to a row of LN(D). That of the whole
 composition is the product of those of its units, each at the row that reaches it (chain rule); their own singular
-values are shown as a diagnostic, whose product bounds nothing that is reported here. All in float64. Of the rows
-that the prompts visit a seeded sample is taken.
+values are shown as a diagnostic: the product of them bounds that of the composition, loosely. All in float64. Of the rows
+that the prompts visit a seeded sample is taken, so the largest value is that of the sample.
 """
 
 import copy
@@ -156,6 +156,15 @@ def quantities(raw: Contraction) -> list[Quantity]:
                     over,
                     formula="‖φ(x) - φ(y)‖ / ‖x - y‖",
                     published=published("row_map", key),
+                )
+            )
+            found.append(
+                ratios.together(
+                    f"pooled contraction ratio {where}",
+                    after[kept],
+                    before[kept],
+                    f"pooled over {total} retained pairs",
+                    formula="√(Σ ‖φ(x) - φ(y)‖² / Σ ‖x - y‖²)",
                 )
             )
     return found
