@@ -1,18 +1,24 @@
-"""Section E: how far the row map φ contracts, φ being all residual units of the metric learner, one after the other.
+"""Section E: contraction of the row map φ, which makes the generator of the normalized density operator, A = φ(LN(D)).
 
-A = φ(LN(D)), row by row (arXiv:2608.10288), so the Jacobian is taken with respect to a row of LN(D). That of the whole
-composition is the product of those of its units, each at the row that reaches it (chain rule); their own singular
-values are shown as a diagnostic: the product of them bounds that of the composition, loosely. All in float64. Of the rows
-that the prompts visit a seeded sample is taken, so the largest value is that of the sample.
+φ is the whole composition of the residual units of the learner, from a row of LN(D) to the row of A
+(arXiv:2608.10288); the LayerNorm that makes LN(D) is no part of it. It is evaluated on float64 copies of the units, at
+rows as they are visited: LN(D) of the density operators that the prompts give. Of each layer and prompt at most
+``ROWS`` rows are taken, without replacement and seeded, from all heads together: the Jacobian of a row costs as much as
+d passes.
+
+A Jacobian tells of φ near its row; the ratios ‖φ(x) - φ(y)‖ / ‖x - y‖ tell of it between rows, and neither bounds the
+other. Singular values of the units alone are a diagnostic: their product only bounds that of the composition. What a
+LayerNorm cancels leaves its rounding: a singular value of the composition below 1e-16 of that product is rounding.
 """
 
 import copy
 from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.func import jacrev, vmap
+from torch import Tensor, nn
 
 from plga.audit import ratios
 from plga.audit.published import published
@@ -21,153 +27,227 @@ from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
 from plga.model.operator import LearnedOperator, MetricLearner
 
-ROWS = 64  # of a layer and prompt, at most
-_CHUNK = 32  # rows whose Jacobians are computed together
-_SAME = 1e-12  # relative distance below which two rows are one but for rounding
+ROWS = 64
+"""Rows of LN(D) that are taken of each layer and prompt."""
+
+CHUNK = 32
+"""Rows whose Jacobians are taken at once: it bounds the memory."""
+
+ROUNDINGS = 64
+"""Rows of LN(D) nearer than this many roundings, of the dtype of D and relative to the longer row, are one row."""
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """Of N prompts and R sampled rows of each layer.
+    """Of N prompts, U units and R = min(ROWS, H · d) rows; a pair is apart by Euclidean distances.
 
     Attributes:
-        visited: rows that a layer and prompt visits, [1].
-        singular: singular values of the Jacobian of φ, [N, L, R, d].
-        units: largest singular value of the Jacobian of each of U units, [N, L, R, U].
-        within_before, within_after: ‖x - y‖ and ‖φ(x) - φ(y)‖ of R pairs of rows of one prompt, [N, L, R].
-        across_before, across_after: the same of rows of one prompt and of the next, [N - 1, L, R].
-        within_scale, across_scale: (‖x‖ + ‖y‖) / 2 of these pairs.
+        available: rows of LN(D) that there are in a layer and prompt, H · d, [].
+        rows: which of them were taken, head · d + row, [N, L, R].
+        singular: singular values of the Jacobian of φ, descending, [N, L, R, d].
+        unit_largest: largest singular value of the Jacobian of each unit, at what the unit meets there, [N, L, U, R].
+        within_input, within_output: ‖x - y‖ and ‖φ(x) - φ(y)‖ of each pair of rows of one prompt, [L, N · R(R-1)/2].
+        within_rounding: distance at or below which x and y are one row up to rounding, as within_input.
+        across_input, across_output, across_rounding: the same of rows at one place of the samples of two prompts,
+            [L, N(N-1)/2 · R]; empty where there is one prompt.
     """
 
-    visited: np.ndarray
+    available: np.ndarray
+    rows: np.ndarray
     singular: np.ndarray
-    units: np.ndarray
-    within_before: np.ndarray
-    within_after: np.ndarray
-    within_scale: np.ndarray
-    across_before: np.ndarray
-    across_after: np.ndarray
-    across_scale: np.ndarray
+    unit_largest: np.ndarray
+    within_input: np.ndarray
+    within_output: np.ndarray
+    within_rounding: np.ndarray
+    across_input: np.ndarray
+    across_output: np.ndarray
+    across_rounding: np.ndarray
+
+
+class _Pairs(NamedTuple):
+    """Of pairs of rows, each [n]: how far apart they are before and after φ, and the rounding of the first."""
+
+    before: Tensor
+    after: Tensor
+    rounding: Tensor
 
 
 def measure(subject: Subject) -> Contraction:
     """Take the measurements.
 
     Raises:
-        NotMeasurable: as learned_visits.
+        NotMeasurable: a constant operator or a chunked Gram, no prompts, or a non-finite deductive output.
     """
-    visits = list(learned_visits(subject))
+    densities = torch.stack([visit.density for visit in learned_visits(subject)])  # [N, L, H, d, d]
+    rounding = ROUNDINGS * torch.finfo(densities.dtype).eps
+    available = densities.shape[2] * densities.shape[3]
     generator = torch.Generator().manual_seed(subject.seed)
-    rows: list[list[Tensor]] = [[] for _ in visits]  # [N][L] of [R, d], sampled
-    images: list[list[Tensor]] = [[] for _ in visits]
-    singular: list[list[Tensor]] = [[] for _ in visits]
-    units: list[list[Tensor]] = [[] for _ in visits]
-    count = 0
-    for layer, learner in enumerate(_learners(subject)):
-        for number, visit in enumerate(visits):
-            with torch.no_grad():
-                visited = learner.input_norm(visit.density[layer].double()).flatten(0, -2).cpu()
-            count = len(visited)
-            sample = visited[torch.randperm(count, generator=generator)[:ROWS]]
-            image, of_phi, of_units = jacobians(learner, sample)
-            rows[number].append(sample)
-            images[number].append(image)
-            singular[number].append(torch.linalg.svdvals(of_phi))
-            units[number].append(of_units)
-    x, y = (torch.stack([torch.stack(layers) for layers in found]) for found in (rows, images))
-    within, across = (x, x.roll(1, dims=2), y, y.roll(1, dims=2)), (x[1:], x[:-1], y[1:], y[:-1])
-    pairs = [
-        [a.sub(b).norm(dim=-1), c.sub(d).norm(dim=-1), (a.norm(dim=-1) + b.norm(dim=-1)) / 2]
-        for a, b, c, d in (within, across)
-    ]
-    arrays = [tensor.numpy() for pair in pairs for tensor in pair]
-    stacked = [torch.stack([torch.stack(layers) for layers in found]).numpy() for found in (singular, units)]
-    return Contraction(np.array([count]), *stacked, *arrays)
+    taken = torch.stack(
+        [
+            torch.stack([torch.randperm(available, generator=generator)[:ROWS] for _ in subject.layers])
+            for _ in subject.prompts
+        ]
+    )
+    singular, unit_largest, within, across = [], [], [], []
+    for number, learner in enumerate(_learners(subject)):
+        x = learner.input_norm(densities[:, number].double()).flatten(1, 2)  # [N, H · d, d]
+        x = x.take_along_dim(taken[:, number, :, None], dim=1)
+        of_composition, of_units, y = _singular_values(learner.units, x)
+        singular.append(of_composition)
+        unit_largest.append(of_units)
+        within.append(_within(x, y, rounding))
+        across.append(_across(x, y, rounding))
+    inside = _Pairs(*(torch.stack(tensors) for tensors in zip(*within, strict=True)))
+    between = _Pairs(*(torch.stack(tensors) for tensors in zip(*across, strict=True)))
+    return Contraction(
+        available=np.array(available),
+        rows=taken.numpy(),
+        singular=torch.stack(singular, dim=1).numpy(),
+        unit_largest=torch.stack(unit_largest, dim=1).numpy(),
+        within_input=inside.before.numpy(),
+        within_output=inside.after.numpy(),
+        within_rounding=inside.rounding.numpy(),
+        across_input=between.before.numpy(),
+        across_output=between.after.numpy(),
+        across_rounding=between.rounding.numpy(),
+    )
 
 
 def _learners(subject: Subject) -> list[MetricLearner]:
-    """Copies in float64 on the CPU."""
+    """Float64 copies of the learners, whose parameters take no gradient."""
     operators = (layer.self_attn.operator for layer in subject.layers)
-    return [copy.deepcopy(o.learner).double().cpu() for o in operators if isinstance(o, LearnedOperator)]
+    return [
+        copy.deepcopy(operator.learner).double().requires_grad_(False)
+        for operator in operators
+        if isinstance(operator, LearnedOperator)
+    ]
 
 
-def jacobians(learner: MetricLearner, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """φ and its Jacobian at rows, and the largest singular value of the Jacobian of each unit where the row reaches it.
+def _singular_values(units: nn.ModuleList, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows [N, R, d]: all of φ, [N, R, d]; the largest of each unit, [N, U, R]; and φ of the rows, [N, R, d]."""
+    sample = x.shape[:2]
+    rows = x.flatten(0, 1)
+    of_composition = _of_jacobians(nn.Sequential(*units), rows).unflatten(0, sample)
+    of_units = []
+    for unit in units:
+        of_units.append(_of_jacobians(unit, rows)[:, 0].unflatten(0, sample))
+        rows = unit(rows)
+    return of_composition, torch.stack(of_units, dim=1), rows.unflatten(0, sample)
 
-    Args:
-        learner: in the dtype of ``rows``.
-        rows: [R, d].
 
-    Returns:
-        [R, d], [R, d, d] and [R, U].
-    """
-    images, products, largest = [], [], []
-    for part in rows.detach().split(_CHUNK):
-        product = torch.eye(part.shape[-1], dtype=part.dtype).expand(len(part), -1, -1)
-        of_units = []
-        for unit in learner.units:
-            jacobian = vmap(jacrev(unit))(part).detach()
-            of_units.append(torch.linalg.matrix_norm(jacobian, ord=2))
-            product = jacobian @ product
-            part = unit(part).detach()
-        images.append(part)
-        products.append(product)
-        largest.append(torch.stack(of_units, dim=-1))
-    return torch.cat(images), torch.cat(products), torch.cat(largest)
+def _of_jacobians(function: nn.Module, rows: Tensor) -> Tensor:
+    """Singular values of the Jacobian of a function at each of some rows, [n, d], descending: [n, d]."""
+    # In reverse mode: it takes a small part of the time that torch's forward mode takes of the same unit.
+    jacobians = torch.func.vmap(torch.func.jacrev(function))
+    return torch.cat([torch.linalg.svdvals(jacobians(chunk)) for chunk in rows.split(CHUNK)])
+
+
+def _within(x: Tensor, y: Tensor, rounding: float) -> _Pairs:
+    """Every two rows of the sample of one prompt; x and y = φ(x), [N, R, d]."""
+    first, second = torch.triu_indices(x.shape[1], x.shape[1], offset=1)
+    return _apart(x[:, first], x[:, second], y[:, first], y[:, second], rounding)
+
+
+def _across(x: Tensor, y: Tensor, rounding: float) -> _Pairs:
+    """Rows at one place of the samples of every two prompts: the samples are in random order, so these are random."""
+    numbers = torch.tensor(list(combinations(range(len(x)), 2)), dtype=torch.long).reshape(-1, 2)
+    first, second = numbers.unbind(dim=1)
+    return _apart(x[first], x[second], y[first], y[second], rounding)
+
+
+def _apart(x0: Tensor, x1: Tensor, y0: Tensor, y1: Tensor, rounding: float) -> _Pairs:
+    level = rounding * torch.maximum(x0.norm(dim=-1), x1.norm(dim=-1))
+    return _Pairs((x0 - x1).norm(dim=-1).flatten(), (y0 - y1).norm(dim=-1).flatten(), level.flatten())
 
 
 def quantities(raw: Contraction) -> list[Quantity]:
-    """Largest singular values of φ and of its units, and contraction ratios of pairs, retained pairs counted."""
-    prompts, layers, sampled = raw.singular.shape[:3]
-    rows = f"{sampled} of {int(raw.visited[0])} rows of every layer and prompt"
+    """Singular values of the composition and of the units, and the ratios of the pairs that are retained."""
+    largest = raw.singular[..., 0]
+    taken = f"{raw.rows.shape[-1]} of the {int(raw.available)} rows of LN(D) of each layer and prompt, seeded"
     found = [
+        Quantity("rows of LN(D) with a Jacobian", largest.size, taken),
         Quantity(
             "largest singular value of the Jacobian of φ",
-            spread(raw.singular[..., 0]),
-            rows,
+            spread(largest),
+            taken,
+            formula="σ₁(∂φ/∂x) at x, a row of LN(D); φ the composition of all units",
             published=published("row_map", "composite_largest_singular_value"),
         ),
         Quantity(
-            "rows where the Jacobian of φ contracts",
-            int((raw.singular[..., 0] < 1).sum()),
-            f"of {prompts * layers * sampled}: {rows}",
+            "largest singular value of the Jacobian of φ, largest of each layer",
+            spread(largest.max(axis=(0, 2))),
+            f"layer, each the largest over {taken}",
         ),
+        Quantity("rows where φ does not contract", int((largest >= 1).sum()), f"of {largest.size}", formula="σ₁ >= 1"),
+        Quantity("second singular value of the Jacobian of φ", spread(raw.singular[..., 1]), taken),
         Quantity(
-            "largest singular value of the Jacobian of a unit",
-            spread(raw.units),
-            f"unit, {rows}; a diagnostic",
+            "diagnostic: largest singular value of the Jacobian of one unit",
+            spread(raw.unit_largest),
+            f"unit, at what it meets for {taken}",
             published=published("row_map", "per_unit_largest_singular_value"),
         ),
+        Quantity(
+            "diagnostic: product of the largest singular values of the units",
+            spread(raw.unit_largest.prod(axis=2)),
+            taken,
+            kind="bound",
+            formula="σ₁(∂φ/∂x) <= Π_u σ₁(∂unit_u/∂x_u), by the chain rule",
+            claim="theorem",
+        ),
     ]
-    for where, key, before, after, scale in (
-        ("within a prompt", "pairwise_ratio_within_prompt", raw.within_before, raw.within_after, raw.within_scale),
-        ("across prompts", "pairwise_ratio_across_prompts", raw.across_before, raw.across_after, raw.across_scale),
-    ):
-        kept = before > _SAME * scale
-        total = int(kept.sum())
-        over = f"{total} retained pairs of {kept.size}, distance above {_SAME:g} of the norms"
-        found.append(Quantity(f"pairs retained {where}", total, f"of {kept.size}"))
-        if total:
-            found.append(
-                ratios.each(
-                    f"contraction ratio {where}",
-                    after[kept],
-                    before[kept],
-                    over,
-                    formula="‖φ(x) - φ(y)‖ / ‖x - y‖",
-                    published=published("row_map", key),
-                )
-            )
-            found.append(
-                ratios.together(
-                    f"pooled contraction ratio {where}",
-                    after[kept],
-                    before[kept],
-                    f"pooled over {total} retained pairs",
-                    formula="√(Σ ‖φ(x) - φ(y)‖² / Σ ‖x - y‖²)",
-                )
-            )
-    return found
+    found += _of_pairs(
+        "within a prompt",
+        "pair of sampled rows of one layer and prompt",
+        _kept(raw.within_input, raw.within_output, raw.within_rounding),
+        raw.within_input.size,
+        "pairwise_ratio_within_prompt",
+    )
+    reason = ", not measurable: there is one prompt only" if len(raw.rows) == 1 else ""
+    return found + _of_pairs(
+        "across prompts",
+        f"pair of sampled rows of one layer and two prompts{reason}",
+        _kept(raw.across_input, raw.across_output, raw.across_rounding),
+        raw.across_input.size,
+        "pairwise_ratio_across_prompts",
+    )
 
 
-SECTION = Section("E", "Row-map contraction", "model", Contraction, measure, quantities)
+def _kept(before: np.ndarray, after: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distances of the pairs that rounding does not make, before and after φ."""
+    retained = before > rounding
+    return before[retained], after[retained]
+
+
+def _of_pairs(
+    where: str, what: str, distances: tuple[np.ndarray, np.ndarray], attempted: int, key: str
+) -> list[Quantity]:
+    before, after = distances
+    formula = "‖φ(x) - φ(y)‖ / ‖x - y‖"
+    over = f"{what}, {before.size} retained"
+    return [
+        Quantity(
+            f"retained pairs {where}",
+            before.size,
+            f"of {attempted} attempted, {what}",
+            formula=f"‖x - y‖ > {ROUNDINGS} roundings of max(‖x‖, ‖y‖)",
+        ),
+        Quantity(f"retained pairs {where} with one image", int((after == 0).sum()), over, formula="φ(x) = φ(y)"),
+        ratios.each(
+            f"pairwise contraction ratio {where}",
+            after,
+            before,
+            over,
+            formula=formula,
+            published=published("row_map", key),
+        ),
+        ratios.together(
+            f"pooled pairwise contraction ratio {where}",
+            after,
+            before,
+            f"pooled over {before.size} retained pairs",
+            formula="√(Σ ‖φ(x) - φ(y)‖² / Σ ‖x - y‖²)",
+        ),
+    ]
+
+
+SECTION = Section("E", "Contraction of the row map", "model", Contraction, measure, quantities)

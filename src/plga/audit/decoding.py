@@ -1,144 +1,199 @@
-"""Section G: greedy decoding with G_LM kept from the prompt, against rebuilding it, at every step of one text.
+"""Section G: greedy decoding with G kept from the prompt, against G rebuilt from the known prefix at each step.
 
-The text is that of the rebuilt operator (the online contract). The other side reads the same text with keys, values and
-G_LM of the prompt, so that a token on which the two disagree does not hide what comes after it. How repetitive the text
-is stands beside it, as a description: a text that repeats itself says less.
+The recomputed decoding (the online contract) writes the text. The kept operator, with its keys and values, then reads
+the prompt and that text token by token, as it decodes, so that each step compares both on one prefix and a token on
+which they disagree does not hide what comes after it. Where they agree at every step, the kept operator writes the
+same text by itself. 2 B < margin is sufficient for the same token, B the largest deviation of a logit
+(arXiv:2608.10288).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from plga.audit import ratios
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
-from plga.audit.visits import require_learned
+from plga.audit.visits import room
+from plga.collapse.fidelity import decode
 from plga.model.cache import PldrCache
 
-STEPS = 16  # new tokens of a prompt, fewer where the context has less room
+_NEW_TOKENS = 16
+_STEPS = "prompt and step"
+_PAPER = "cached_decoding_4_prompts_48_steps"
+_DEVIATION = "B = max |kept logit - recomputed logit|"
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """Of N prompts and T steps, each [N, T].
+class CachedDecoding:
+    """Of N prompts, T steps each; step t reads the prompt and the t tokens before it.
 
     Attributes:
-        tokens: that the rebuilt operator writes.
-        deviation: B, the largest difference of a logit between the two.
-        margin: between the best and the second best logit of the rebuilt operator.
-        operator: ε_G, largest |G_kept - G| over all layers and heads.
-        size: largest |G| over them.
-        same: whether both have the same best token.
+        tokens: that the recomputed decoding writes, [N, T].
+        deviation: B, the largest difference of a logit between the two on one prefix, [N, T].
+        margin: between the best and the second best recomputed logit, [N, T].
+        same: whether the kept operator's best token is the recomputed one, [N, T].
+        curvature_apart: largest |G_kept - G_rebuilt| of an entry of a layer, [N, T, L].
+        curvature_size: largest |G_rebuilt| of an entry of a layer, [N, T, L].
     """
 
     tokens: np.ndarray
     deviation: np.ndarray
     margin: np.ndarray
-    operator: np.ndarray
-    size: np.ndarray
     same: np.ndarray
+    curvature_apart: np.ndarray
+    curvature_size: np.ndarray
 
 
 @torch.no_grad()
-def measure(subject: Subject) -> Decoding:
-    """Take the measurements.
+def measure(subject: Subject) -> CachedDecoding:
+    """Decode T tokens after each prompt, T = 16 or what the context has room for.
+
+    Logits are compared in float32, as generation gives them.
 
     Raises:
-        NotMeasurable: a constant operator, a chunked Gram, no prompts, a full context, or a non-finite operator.
+        NotMeasurable: a constant operator or a chunked Gram; no prompts, or one that fills the context; or a non-finite
+            operator or logit.
     """
-    require_learned(subject)
+    new_tokens = room(subject, _NEW_TOKENS)
+    try:
+        rows = [_of_prompt(subject, prompt, new_tokens) for prompt in subject.prompts]
+    except FloatingPointError as error:
+        raise NotMeasurable(str(error)) from error
+    return CachedDecoding(*(torch.stack(tensors).cpu().numpy() for tensors in zip(*rows, strict=True)))
+
+
+def _of_prompt(subject: Subject, prompt: Tensor, new_tokens: int) -> tuple[Tensor, ...]:
+    """The fields of CachedDecoding for one prompt, in their order."""
     model = subject.model
     assert model is not None
-    room = model.config.max_position_embeddings - max(map(len, subject.prompts))
-    steps = min(STEPS, room)
-    if steps < 1:
-        raise NotMeasurable("the longest prompt fills the context, so there is no room for a new token")
-    rows = []
-    for prompt in subject.prompts:
-        text = prompt.unsqueeze(0).to(model.device)
-        cache, new, kept, found = PldrCache(model.config, "prompt"), text, None, []
-        for _ in range(steps):
-            try:
-                rebuilt = model(text, use_cache=False, logits_to_keep=1, output_deductive=True)
-                cached = model(new, cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1].double()
-            except FloatingPointError as error:
-                raise NotMeasurable(str(error)) from error
-            curvature = torch.stack([layer.curvature[0] for layer in rebuilt.deductive]).double()
-            kept = curvature if kept is None else kept
-            logits = rebuilt.logits[0, -1].double()
-            best = logits.topk(2)
-            token = best.indices[:1]
-            found.append(
-                (
-                    int(token),
-                    float((cached - logits).abs().max()),
-                    float(best.values[0] - best.values[1]),
-                    float((kept - curvature).abs().max()),
-                    float(curvature.abs().max()),
-                    bool(cached.argmax() == token),
-                )
-            )
-            new = token.unsqueeze(0)
-            text = torch.cat([text, new], dim=1)
-        rows.append(found)
-    arrays = [np.array([[step[field] for step in found] for found in rows]) for field in range(6)]
-    return Decoding(*arrays)
+    ids = prompt.unsqueeze(0).to(model.device)
+    with _rebuilt(subject) as curvatures:
+        recomputed = decode(model, ids, new_tokens, "recompute")
+    rebuilt = torch.stack(curvatures).unflatten(0, (new_tokens, -1))  # [T, L, H, d, d]
+    cache = PldrCache(model.config, "prompt")
+    logits = []
+    for read in (ids, *recomputed.tokens.split(1, dim=1)[:-1]):
+        logits.append(model(read, cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1])
+    kept, ours = torch.stack(logits).float(), recomputed.logits[0]
+    for name, found in (("recomputed", ours), ("kept", kept)):
+        if not bool(found.isfinite().all()):
+            raise FloatingPointError(f"logits of the {name} operator are not finite in {model.dtype}")
+    of_prompt = [cache.curvature(layer) for layer in range(len(subject.layers))]
+    kept_curvature = torch.cat([curvature for curvature in of_prompt if curvature is not None]).double()
+    return (
+        recomputed.tokens[0],
+        (kept.double() - ours.double()).abs().amax(dim=-1),
+        recomputed.margins[0].double(),
+        kept.argmax(dim=-1) == recomputed.tokens[0],
+        (rebuilt - kept_curvature).abs().amax(dim=(-3, -2, -1)),
+        rebuilt.abs().amax(dim=(-3, -2, -1)),
+    )
 
 
-def quantities(raw: Decoding) -> list[Quantity]:
-    """Deviations, margins, the sufficient criterion, agreement, and repetition."""
-    prompts, steps = raw.tokens.shape
-    total = f"of {prompts * steps}: {steps} steps of {prompts} prompts"
-    within = 2 * raw.deviation < raw.margin
+@contextmanager
+def _rebuilt(subject: Subject) -> Iterator[list[Tensor]]:
+    """Every G_LM that a decoding of one prompt builds, [H, d, d], in float64, step by step and layer by layer."""
+    curvatures: list[Tensor] = []
+
+    def see(module: Any, given: Any, out: Any) -> None:
+        curvatures.append(out.curvature[0].double())
+
+    handles = [layer.self_attn.operator.register_forward_hook(see) for layer in subject.layers]
+    try:
+        yield curvatures
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def quantities(raw: CachedDecoding) -> list[Quantity]:
+    """Deviations, margins and agreement of the steps, the operators apart, and what the text repeats."""
+    steps = f"of {raw.same.size} steps, {raw.same.shape[0]} prompts of {raw.same.shape[1]}"
+    margins = published(_PAPER, "smallest_margin_per_prompt")
+    deviations = published(_PAPER, "max_logit_deviation")
+    assert isinstance(margins, list) and isinstance(deviations, list)
     return [
-        Quantity("largest logit deviation", spread(raw.deviation.max(axis=1)), "prompt, largest of its steps"),
-        Quantity("smallest decoding margin", spread(raw.margin.min(axis=1)), "prompt, smallest of its steps"),
-        Quantity("deviation of G", spread(raw.operator.max(axis=1)), "prompt, largest of its steps"),
+        Quantity("logit deviation B", spread(raw.deviation), _STEPS, formula=_DEVIATION),
+        Quantity(
+            "largest logit deviation B",
+            float(raw.deviation.max()),
+            f"maximum over {_STEPS}",
+            formula=_DEVIATION,
+            published=max(deviations),
+        ),
+        Quantity("decoding margin", spread(raw.margin), _STEPS, formula="best logit - second best, recomputed"),
+        Quantity(
+            "smallest decoding margin of a prompt",
+            spread(raw.margin.min(axis=1)),
+            "prompt, each the minimum over its steps",
+            published=spread(np.array(margins)),
+        ),
         ratios.each(
-            "relative deviation of G",
-            raw.operator,
-            raw.size,
-            "step and prompt",
-            formula="max |G_kept - G| / max |G|, over all layers and heads",
-        ),
-        Quantity("steps with the same token", int(raw.same.sum()), total),
-        Quantity(
-            "steps with another token",
-            int((~raw.same).sum()),
-            total,
-            published=published("cached_decoding_4_prompts_48_steps", "disagreements"),
-        ),
-        Quantity(
-            "steps with 2B < margin",
-            int(within.sum()),
-            f"{total}; sufficient for the same token",
-            formula="B the largest logit deviation of the step",
+            "logit deviation over half the margin",
+            2 * raw.deviation,
+            raw.margin,
+            _STEPS,
+            formula="2 B / margin; below 1 the token is the same",
             claim="theorem",
         ),
         Quantity(
-            "steps with 2B < margin and another token", int((within & ~raw.same).sum()), f"{total}", claim="theorem"
+            "steps with 2 B < margin",
+            int((2 * raw.deviation < raw.margin).sum()),
+            steps,
+            formula="sufficient for the same token",
+            claim="theorem",
         ),
-        Quantity("share of distinct pairs of tokens", spread(_distinct_pairs(raw.tokens)), "prompt; a description")
-        if steps > 2
-        else Quantity("share of distinct pairs of tokens", None, "prompt; a description"),
-        Quantity("longest run of one token", int(max(map(_longest_run, raw.tokens))), "largest over prompts"),
+        Quantity("steps with the same token", int(raw.same.sum()), steps),
+        Quantity(
+            "steps with another token", int((~raw.same).sum()), steps, published=published(_PAPER, "disagreements")
+        ),
+        ratios.each(
+            "ε_G",
+            raw.curvature_apart,
+            raw.curvature_size,
+            "layer, prompt and step",
+            formula="max |G_kept - G_rebuilt| / max |G_rebuilt|, both over the heads and entries of a layer",
+        ),
+        Quantity(
+            "largest |G_kept - G_rebuilt|",
+            float(raw.curvature_apart.max()),
+            "maximum over layer, prompt and step",
+            published=published(_PAPER, "G_deviation"),
+        ),
+        *_repetition(raw.tokens),
     ]
 
 
-def _distinct_pairs(tokens: np.ndarray) -> np.ndarray:
-    """Distinct pairs of neighbours over all pairs of neighbours, of each text."""
-    return np.array([len({*pairwise(text)}) / (len(text) - 1) for text in tokens.tolist()])
+def _repetition(tokens: np.ndarray) -> list[Quantity]:
+    """Of the recomputed text, [N, T]; they describe it and judge nothing."""
+    over = f"prompt, {tokens.shape[1]} new tokens each"
+    shares = [len(set(pairwise(row))) / (len(row) - 1) for row in tokens.tolist() if len(row) > 1]
+    return [
+        Quantity(
+            "share of distinct 2-grams of the text",
+            spread(np.array(shares)) if shares else None,
+            over,
+            formula="distinct 2-grams / 2-grams, of the new tokens",
+        ),
+        Quantity(
+            "longest run of one token in the text",
+            spread(np.array([_longest_run(row) for row in tokens.tolist()])),
+            over,
+            formula="tokens in a row that are one token, of the new tokens",
+        ),
+    ]
 
 
-def _longest_run(text: np.ndarray) -> int:
-    longest = run = 1
-    for before, token in pairwise(text):
-        run = run + 1 if before == token else 1
-        longest = max(longest, run)
-    return longest
+def _longest_run(row: list[int]) -> int:
+    return max(len(list(run)) for _, run in groupby(row))
 
 
-SECTION = Section("G", "Cached against recomputed greedy decoding", "model", Decoding, measure, quantities)
+SECTION = Section("G", "Cached against recomputed decoding", "model", CachedDecoding, measure, quantities)

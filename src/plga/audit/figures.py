@@ -157,16 +157,17 @@ def _commutant(raw: Any) -> list[_Painted]:
 
 
 def _contraction(raw: Any) -> list[_Painted]:
-    units = np.moveaxis(raw.units, -1, 0).reshape(raw.units.shape[-1], -1)
     ratios = {
-        "within a prompt": _share(raw.within_after, raw.within_before),
-        "across prompts": _share(raw.across_after, raw.across_before),
+        "within a prompt": _share(raw.within_output, raw.within_input),
+        "across prompts": _share(raw.across_output, raw.across_input),
     }
     return [
         _Painted(
             "Contraction of φ",
             "Largest singular value of the Jacobian of φ at each sampled row, and of that of each unit.",
-            lambda axes: histogram(axes, {"φ": raw.singular[..., 0], "a unit": units}, "singular value", "rows"),
+            lambda axes: histogram(
+                axes, {"φ": raw.singular[..., 0], "a unit": raw.unit_largest}, "singular value", "rows"
+            ),
         ),
         _Painted(
             "Contraction of pairs of rows",
@@ -177,10 +178,9 @@ def _contraction(raw: Any) -> list[_Painted]:
 
 
 def _concentration(raw: Any) -> list[_Painted]:
-    spread = _share(raw.deviation, raw.mean[:, None])
     groups = {
-        "measured": spread.reshape(len(spread), -1).T,
-        "matrix-Bernstein bound": _share(bernstein(raw), raw.moment[None]).reshape(len(spread), -1).T,
+        "measured": _share(raw.apart, raw.size[:, None]).reshape(len(raw.apart), -1).T,
+        "matrix-Bernstein bound": _share(bernstein(raw), raw.size).reshape(len(raw.apart), -1).T,
     }
     return [
         _Painted(
@@ -203,8 +203,8 @@ def _decoding(raw: Any) -> list[_Painted]:
 
 
 def _contract(raw: Any) -> list[_Painted]:
-    groups = {"with the mask": np.concatenate([raw.left, raw.right]), "without": raw.unmasked}
-    suffix = {"fixed": raw.fixed, "seeded": raw.random}
+    suffix = {"without a mask": raw.change[0], "a mask of ones": raw.change[1], "masked padding": raw.change[2]}
+    padding = {"with its mask": raw.padding_change[:, 0], "without a mask": raw.padding_change[:, 1]}
     return [
         _Painted(
             "Another suffix",
@@ -214,7 +214,7 @@ def _contract(raw: Any) -> list[_Painted]:
         _Painted(
             "Padding",
             "Largest change of a logit of the last row in a padded batch.",
-            lambda axes: histogram(axes, groups, "change of a logit", "prompts"),
+            lambda axes: histogram(axes, padding, "change of a logit", "prompts"),
         ),
     ]
 

@@ -1,9 +1,9 @@
-"""Section K: the three stages by which G_LM stops depending on the input, read off sections A, D, E2, E and C.
+"""Section K: the three-stage mechanism of collapse, read off what other sections found (arXiv:2608.10288).
 
-The paper (arXiv:2608.10288) explains the collapse in three stages: rotations average the density operator over the
-positions, the mean over the tokens gathers around that of the data, and the row map contracts what differences are
-left, once the first LayerNorm has taken the scale away. Each stage has a hypothesis, which is read here on one
-checkpoint. That they hold together with a collapse is a *measurement*; that they cause it is not shown.
+Rotary averaging brings D / S towards the commutant, concentration brings it to one mean for every prompt, and the row
+map with the LayerNorm before it contracts what still differs. Each stage is a hypothesis, and what is measured either
+meets its threshold in every instance or does not. That a stage fails does not say that G depends on the input: that is
+measured by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,35 @@ from dataclasses import dataclass
 
 from plga.audit.section import Quantity
 
-RESONANT, MULTIPLIER = "resonant frequencies", "median multiplier at S = 1024"
-SUPPRESSION = "pooled off-commutant suppression"
-SPREAD, EXPONENT = "spread of D / S at S = ", "exponent of the spread of D / S in S"
-JACOBIAN, WITHIN, ACROSS = (
-    "largest singular value of the Jacobian of φ",
-    "contraction ratio within a prompt",
-    "contraction ratio across prompts",
-)
-SCALE = "pooled relative LayerNorm scale error"
+# Letters and names of what is read; a name may be followed by what it is of, in brackets.
+RESONANCES = ("A", "resonant frequencies")
+WORST_MULTIPLIER = ("A", "worst multiplier at S = 1024")
+SUPPRESSION = ("D", "off-commutant suppression")
+SPREAD = ("E2", "relative spread of D / S at the longest prefix")
+JACOBIAN = ("E", "largest singular value of the Jacobian of φ")
+WITHIN = ("E", "pairwise contraction ratio within a prompt")
+ACROSS = ("E", "pairwise contraction ratio across prompts")
+SCALE_ERROR = ("C", "relative LayerNorm scale error")
 
-SUPPRESSED = 0.5  # of the off-commutant energy, at least
-GATHERED = 0.1  # median spread of D / S at the largest length, at most
-CONTRACTED = 1e-2  # largest singular value of the Jacobian of φ, and ratio of a pair, at most
-SCALE_FREE = 1e-2  # pooled relative scale error of the first LayerNorm, at most
+# Thresholds; the paper gives none, so a tenth and a hundredth stand for "small".
+LARGEST_MULTIPLIER = 0.1
+LEAST_SUPPRESSION = 0.9
+LARGEST_SPREAD = 0.1
+CONTRACTION = 1.0
+LARGEST_SCALE_ERROR = 0.01
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its hypothesis, what was measured, and whether the hypothesis holds here (None: not measured)."""
+    """A stage of the mechanism.
+
+    Attributes:
+        name: for people.
+        hypothesis: what the stage needs, with its thresholds.
+        measured: the quantities by name, as "value" or "min, median, max".
+        holds: whether every threshold is met; None where something was not measured.
+        why: what is not met or not measured, or that all is met.
+    """
 
     name: str
     hypothesis: str
@@ -38,73 +48,89 @@ class Stage:
     why: str
 
 
+@dataclass(frozen=True)
+class _Condition:
+    """Of one quantity, whose worst instance is held against a limit."""
+
+    of: tuple[str, str]
+    relation: str
+    limit: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.of[1]} (section {self.of[0]})"
+
+    def is_met(self, value: float) -> bool:
+        if self.relation == ">=":
+            return value >= self.limit
+        return value < self.limit if self.relation == "<" else value <= self.limit
+
+
+_STAGES = (
+    (
+        "1. Rotary averaging",
+        (
+            _Condition(RESONANCES, "<=", 0.0),
+            _Condition(WORST_MULTIPLIER, "<=", LARGEST_MULTIPLIER),
+            _Condition(SUPPRESSION, ">=", LEAST_SUPPRESSION),
+        ),
+    ),
+    ("2. Concentration", (_Condition(SPREAD, "<=", LARGEST_SPREAD),)),
+    (
+        "3. Contraction of the row map and LayerNorm scale",
+        (
+            _Condition(JACOBIAN, "<", CONTRACTION),
+            _Condition(WITHIN, "<", CONTRACTION),
+            _Condition(ACROSS, "<", CONTRACTION),
+            _Condition(SCALE_ERROR, "<=", LARGEST_SCALE_ERROR),
+        ),
+    ),
+)
+
+
 def stages(found: Mapping[str, Sequence[Quantity]]) -> list[Stage]:
-    """The three stages, from the quantities of the sections by letter; what is missing is not measured."""
-    return [_averaging(found), _concentration(found), _contraction(found)]
+    """The three stages.
+
+    Args:
+        found: the quantities of each section that was measured, by its letter.
+
+    Raises:
+        KeyError: a section without a quantity that is read here.
+    """
+    return [_stage(name, conditions, found) for name, conditions in _STAGES]
 
 
-def _averaging(found: Mapping[str, Sequence[Quantity]]) -> Stage:
-    resonant, multiplier = (_numbers(found, "A", name) for name in (RESONANT, MULTIPLIER))
-    suppression = _numbers(found, "D", SUPPRESSION)
-    measured = _told(("resonant frequencies", resonant), (MULTIPLIER, multiplier), (SUPPRESSION, suppression))
-    holds = None
-    if resonant and suppression:
-        holds = max(resonant) == 0 and min(suppression) >= SUPPRESSED
+def _stage(name: str, conditions: Sequence[_Condition], found: Mapping[str, Sequence[Quantity]]) -> Stage:
+    measured, missing, failed = [], [], []
+    for condition in conditions:
+        letter, wanted = condition.of
+        quantity = quantity_named(found[letter], wanted) if letter in found else None
+        if quantity is None or quantity.value is None:
+            missing.append(condition.name)
+            measured.append(f"{condition.name}: not measured")
+            continue
+        values = quantity.value if isinstance(quantity.value, list) else [float(quantity.value)]
+        worst = min(values) if condition.relation == ">=" else max(values)
+        measured.append(f"{quantity.name} (section {letter}): {', '.join(f'{value:.4g}' for value in values)}")
+        if not condition.is_met(worst):
+            failed.append(f"{condition.name} is {worst:.4g}, not {condition.relation} {condition.limit:g}")
+    whys = [f"not measured: {', '.join(missing)}"] if missing else []
     return Stage(
-        "1. rotary averaging",
-        "no frequency resonates, and rotation takes away what of the query second moment does not commute with it",
-        measured,
-        holds,
-        f"holds where no frequency resonates and at least {SUPPRESSED:g} of the off-commutant energy is suppressed; "
-        "the multipliers vanish as S grows, but the slowest do not within a context",
+        name=name,
+        hypothesis="; ".join(f"{c.name} {c.relation} {c.limit:g} in every instance" for c in conditions),
+        measured="; ".join(measured),
+        holds=None if missing else not failed,
+        why="; ".join(whys + failed) or "every threshold is met in every instance",
     )
 
 
-def _concentration(found: Mapping[str, Sequence[Quantity]]) -> Stage:
-    lengths = sorted((int(q.name.removeprefix(SPREAD)), q) for q in found.get("E2", ()) if q.name.startswith(SPREAD))
-    exponent = _numbers(found, "E2", EXPONENT)
-    if not lengths:
-        measured, holds = "not measured", None
-    else:
-        length, largest = lengths[-1]
-        assert isinstance(largest.value, list)
-        median = largest.value[1]
-        measured = _told((f"median spread at S = {length}", [median]), (EXPONENT, exponent))
-        holds = median <= GATHERED
-    return Stage(
-        "2. concentration",
-        "D / S of a text is near its mean over the data set",
-        measured,
-        holds,
-        f"holds where the median relative spread at the largest length is at most {GATHERED:g}; the bound beside it "
-        "supposes independent rows",
-    )
+def quantity_named(quantities: Sequence[Quantity], name: str) -> Quantity:
+    """The last quantity of that name, with or without brackets after it: section A has the model's own shape last.
 
-
-def _contraction(found: Mapping[str, Sequence[Quantity]]) -> Stage:
-    jacobian, within, across = (_numbers(found, "E", name) for name in (JACOBIAN, WITHIN, ACROSS))
-    scale = _numbers(found, "C", SCALE)
-    holds = None
-    if jacobian and scale:
-        holds = max([*jacobian, *within, *across]) <= CONTRACTED and max(scale) <= SCALE_FREE
-    return Stage(
-        "3. row-map contraction",
-        "φ takes what is left of the differences away, and its first LayerNorm the scale",
-        _told((JACOBIAN, jacobian[-1:]), (WITHIN, within[-1:]), (ACROSS, across[-1:]), (SCALE, scale)),
-        holds,
-        f"holds where the largest singular value and every ratio are at most {CONTRACTED:g}, and the scale error "
-        f"at most {SCALE_FREE:g}",
-    )
-
-
-def _numbers(found: Mapping[str, Sequence[Quantity]], letter: str, name: str) -> list[float]:
-    """The values of the quantities of that name, of any width where the name goes on with one; empty: none."""
-    values = [q.value for q in found.get(letter, ()) if q.name == name or q.name.startswith(f"{name} (")]
-    flat = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
-    return [float(entry) for entry in flat if entry is not None]
-
-
-def _told(*figures: tuple[str, Sequence[float]]) -> str:
-    """The largest of each figure, in words."""
-    told = [f"{name} {max(values):.3g}" for name, values in figures if values]
-    return "; ".join(told) or "not measured"
+    Raises:
+        KeyError: there is none.
+    """
+    named = [quantity for quantity in quantities if quantity.name == name or quantity.name.startswith(f"{name} (")]
+    if not named:
+        raise KeyError(f"there is no quantity {name!r}")
+    return named[-1]

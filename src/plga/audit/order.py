@@ -16,7 +16,7 @@ from torch import Tensor
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
-from plga.audit.visits import learned_visits, require_learned
+from plga.audit.visits import learned_visits, require_learned, room
 from plga.criticality.order_parameter import SYMBOLS, deductive_outputs
 
 _NEW_TOKENS = 16
@@ -62,12 +62,7 @@ def measure(subject: Subject) -> Order:
     require_learned(subject)
     if len(subject.prompts) < 2:
         raise NotMeasurable("there is one prompt, and a spread over prompts needs at least 2")
-    model = subject.model
-    assert model is not None
-    context, longest = model.config.max_position_embeddings, max(len(prompt) for prompt in subject.prompts)
-    new_tokens = min(_NEW_TOKENS, context - longest)
-    if new_tokens < 1:
-        raise NotMeasurable(f"a prompt has {longest} tokens, which leaves no room in the context of {context}")
+    new_tokens = room(subject, _NEW_TOKENS)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(subject.seed)

@@ -26,6 +26,20 @@ def require_learned(subject: Subject) -> None:
             raise NotMeasurable(f"prompt {number} has {len(prompt)} token, expected at least 2")
 
 
+def room(subject: Subject, wanted: int) -> int:
+    """Tokens that may follow every prompt, at most ``wanted``.
+
+    Raises:
+        NotMeasurable: as :func:`require_learned`, or a prompt that fills the context.
+    """
+    require_learned(subject)
+    assert subject.model is not None
+    context, longest = subject.model.config.max_position_embeddings, max(len(prompt) for prompt in subject.prompts)
+    if context <= longest:
+        raise NotMeasurable(f"a prompt has {longest} tokens, which leaves no room in the context of {context}")
+    return min(wanted, context - longest)
+
+
 def learned_visits(subject: Subject) -> Iterator[Visit]:
     """A pass over every prompt in turn.
 
