@@ -4,8 +4,10 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from plga.audit import claims as registry
@@ -53,7 +55,9 @@ def test_a_comment_cites_a_claim_of_the_registry() -> None:
 @pytest.mark.parametrize("command", sorted({command for claim in CLAIMS for command in claim.commands}))
 def test_a_named_command_exists(command: str) -> None:
     program, name, *options = command.split()
-    known = get_command(app).commands  # type: ignore[attr-defined]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    known = group.commands
     assert program == "plga"
     accepted = {spelling for parameter in known[name].params for spelling in parameter.opts}
     assert {option for option in options if option.startswith("--")} <= accepted
@@ -84,9 +88,9 @@ def test_an_entry_has_no_cell_that_breaks_the_table() -> None:
     ],
 )
 def test_an_incomplete_claim_is_refused(change: dict[str, object], message: str) -> None:
-    entry = {"label": "theorem", "proofs": ("softmax.softmax_shift",), "not_covered": "rounding"}
+    entry: dict[str, Any] = {"label": "theorem", "proofs": ("softmax.softmax_shift",), "not_covered": "rounding"}
     with pytest.raises(ValueError, match=message):
-        Claim(**{"number": "1", "source": "paper", "statement": "one is one", **entry, **change})  # type: ignore[arg-type]
+        Claim(**{"number": "1", "source": "paper", "statement": "one is one", **entry, **change})
 
 
 def test_a_number_occurs_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

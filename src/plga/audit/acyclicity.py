@@ -16,10 +16,10 @@ from plga.audit.section import Quantity, Section, Value, spread
 from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
 from plga.ops.acyclicity import dag_loss
+from plga.ops.power_law import EPSILON
 
 _INSTANCES = "layer, head and prompt"
 _SYMBOLS = ("A_LM", "A_P", "G_LM")
-_EPS = 1e-9  # of plga.ops.power_law.metric_tensor
 _ROUNDING = 1e-12  # of loss and floor in float64, relative; where all entries are ε the two are equal to d ε⁴
 
 
@@ -56,7 +56,7 @@ def measure(subject: Subject) -> Acyclicity:
         loss=torch.stack(losses, dim=1).numpy(),
         smallest=torch.stack(smallest, dim=1).numpy(),
         width=np.array([metric.shape[-1]]),
-        eps=np.array([float(torch.tensor(_EPS, dtype=metric.dtype))]),
+        eps=np.array([float(torch.tensor(EPSILON, dtype=metric.dtype))]),
     )
 
 
@@ -112,7 +112,7 @@ def quantities(raw: Acyclicity) -> list[Quantity]:
             math.log1p(eps**2),
             "every A_LM",
             kind="bound",
-            formula=f"log(1 + ε²), ε = {_EPS:g} added to every entry",
+            formula=f"log(1 + ε²), ε = {EPSILON:g} added to every entry",
             claim="theorem",
         ),
         Quantity(
@@ -120,7 +120,7 @@ def quantities(raw: Acyclicity) -> list[Quantity]:
             math.log10(width) + 2 * math.log10(eps),
             "every A_LM",
             kind="bound",
-            formula=f"log10(d ε²), ε = {_EPS:g} added to every entry",
+            formula=f"log10(d ε²), ε = {EPSILON:g} added to every entry",
             claim="theorem",
         ),
         Quantity(

@@ -25,7 +25,7 @@ from plga.audit.published import published
 from plga.audit.section import Quantity, Section, spread
 from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
-from plga.model.operator import LearnedOperator, MetricLearner
+from plga.model.operator import MetricLearner
 
 ROWS = 64
 """Rows of LN(D) that are taken of each layer and prompt."""
@@ -115,12 +115,7 @@ def measure(subject: Subject) -> Contraction:
 
 def _learners(subject: Subject) -> list[MetricLearner]:
     """Float64 copies of the learners, whose parameters take no gradient."""
-    operators = (layer.self_attn.operator for layer in subject.layers)
-    return [
-        copy.deepcopy(operator.learner).double().requires_grad_(False)
-        for operator in operators
-        if isinstance(operator, LearnedOperator)
-    ]
+    return [copy.deepcopy(operator.learner).double().requires_grad_(False) for operator in subject.learned]
 
 
 def _singular_values(units: nn.ModuleList, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

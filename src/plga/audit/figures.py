@@ -104,7 +104,7 @@ def _heat_maps(symbol: str, matrices: np.ndarray, of: str) -> list[_Painted]:
         _Painted(
             f"{symbol}, layer {layer}, head 0",
             f"Entries {of}; white is zero.",
-            lambda axes, layer=layer: heat_map(axes, matrices[layer, 0], "column"),  # type: ignore[misc]
+            partial(heat_map, matrix=matrices[layer, 0], label="column"),
         )
         for layer in dict.fromkeys((0, len(matrices) - 1))
     ]

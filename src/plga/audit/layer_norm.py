@@ -16,7 +16,7 @@ from plga.audit.published import published
 from plga.audit.section import Quantity, Section, spread
 from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
-from plga.model.operator import LayerNorm, LearnedOperator
+from plga.model.operator import LayerNorm
 
 _ROWS = "row of D, of every layer, head and prompt"
 _NOT_STATED = "norm and normalization of the published figure are not stated"
@@ -75,8 +75,7 @@ def measure(subject: Subject) -> ScaleError:
 
 
 def _first_norms(subject: Subject) -> list[LayerNorm]:
-    operators = (layer.self_attn.operator for layer in subject.layers)
-    return [operator.learner.input_norm for operator in operators if isinstance(operator, LearnedOperator)]
+    return [operator.learner.input_norm for operator in subject.learned]
 
 
 @torch.no_grad()

@@ -142,14 +142,21 @@ def read(file: Path) -> Record:
 def _finite(value: Value) -> tuple[Number, list[str]]:
     """A value without infinities, and what its nulls stand for."""
     if isinstance(value, list | tuple):
-        pairs = [_finite(float(entry)) for entry in value]
-        return [entry for entry, _ in pairs], [word for _, words in pairs for word in words]  # type: ignore[misc]
+        numbers = [float(entry) for entry in value]
+        words = [_word(number) for number in numbers]
+        return [n if w is None else None for n, w in zip(numbers, words, strict=True)], [w for w in words if w]
     if value is None:
         return None, ["does not exist"]
-    plain = value if isinstance(value, bool | int) else _plain(value)
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return None, ["not a number" if math.isnan(plain) else "infinity" if plain > 0 else "-infinity"]
-    return plain, []
+    plain = _plain(value)
+    word = _word(plain)
+    return (plain, []) if word is None else (None, [word])
+
+
+def _word(number: bool | int | float) -> str | None:
+    """What JSON cannot say of a number; None: it can."""
+    if not isinstance(number, float) or math.isfinite(number):
+        return None
+    return "not a number" if math.isnan(number) else "infinity" if number > 0 else "-infinity"
 
 
 def _plain(value: Any) -> bool | int | float:

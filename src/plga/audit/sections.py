@@ -4,7 +4,7 @@ from typing import Literal
 
 from plga.audit import (
     acyclicity,
-    budget,
+    bound_chain,
     commutant,
     concentration,
     contract,
@@ -35,7 +35,7 @@ SECTIONS: dict[str, Section] = {
         commutant,
         contraction,
         concentration,
-        budget,
+        bound_chain,
         decoding,
         acyclicity,
         order,

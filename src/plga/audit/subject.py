@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from plga.collapse.factors import decoder_layers
 from plga.criticality.order_parameter import Deductive
 from plga.model.modeling import PldrDecoderLayer, PldrForCausalLM
+from plga.model.operator import LearnedOperator
 from plga.ops.density import gram
 
 
@@ -50,7 +52,13 @@ class Subject:
     def layers(self) -> list[PldrDecoderLayer]:
         """The decoder layers of the model."""
         assert self.model is not None
-        return [module for module in self.model.modules() if isinstance(module, PldrDecoderLayer)]
+        return decoder_layers(self.model)
+
+    @property
+    def learned(self) -> list[LearnedOperator]:
+        """The operators of the layers that build G_LM from their queries."""
+        operators = (layer.self_attn.operator for layer in self.layers)
+        return [operator for operator in operators if isinstance(operator, LearnedOperator)]
 
     def visit(self, prompt: int) -> Visit:
         """What a pass over one prompt shows; the pass is made once.

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from plga.ops import _check
 
+EPSILON = 1e-9  # the published floor of A_LM
+
 
 def iswiglu(u: Tensor, check_values: bool = True) -> Tensor:
     """iSwiGLU(u) = u² σ(u), entrywise and non-negative (arXiv:2608.10288).
@@ -29,7 +31,7 @@ def iswiglu(u: Tensor, check_values: bool = True) -> Tensor:
 
 
 def metric_tensor(
-    generator: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-9, check_values: bool = True
+    generator: Tensor, weight: Tensor, bias: Tensor, eps: float = EPSILON, check_values: bool = True
 ) -> Tensor:
     """Metric tensor A_LM = iSwiGLU(W A + b_W) + eps (arXiv:2608.10288, Def. 3.1).
 

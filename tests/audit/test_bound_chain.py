@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plga.audit.budget import SECTION, Budget, factors, log10_contributions, measure
+from plga.audit.bound_chain import SECTION, factors, log10_contributions
+from plga.audit.budget import Budget, measure
 from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
 from plga.collapse.bound import LABEL
