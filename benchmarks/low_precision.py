@@ -46,9 +46,8 @@ def bf16(model: PldrForCausalLM) -> PldrForCausalLM:
 def int8(model: PldrForCausalLM) -> PldrForCausalLM:
     """Weights of linear layers as int8 with one scale a row; everything else in bf16.
 
-    The product of torch 2.13 that a compiled model calls (_weight_int8pack_mm) reads beyond the end of a row whose
-    length is no multiple of 16, as an FFN's of 2389: noise or NaN. So the FFN is filled up with zeros, which changes
-    nothing.
+    The product of torch 2.13 that a compiled model calls (_weight_int8pack_mm) gave NaN with an FFN of 341, and not
+    with one of 352. So the FFN is filled up with zeros, which changes nothing else.
     """
     quantized = bf16(model)
     for module in quantized.modules():
