@@ -1,13 +1,14 @@
 """plga: Power Law Graph Attention and PLDR-LLM (arXiv:2608.10288).
 
-Importing the package is cheap: nothing below is loaded before it is used, and Transformers' Auto classes learn about
-PLDR-LLMs when Transformers itself is imported.
+Importing the package is cheap: nothing below is loaded before it is used. Transformers' Auto classes learn about
+PLDR-LLMs when Transformers itself is imported, and lm-evaluation-harness about the model ``plga`` likewise.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from plga.model.registration import register_when_imported
+from plga_autoload import register_with_harness
 
 if TYPE_CHECKING:
     from plga.model.cache import PldrCache
@@ -52,3 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 register_when_imported()
+register_with_harness()

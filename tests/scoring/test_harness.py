@@ -227,10 +227,26 @@ def test_answers_of_another_model_or_protocol_are_refused(reference: Path, const
             CachingLM(other, file)
 
 
+def test_settings_as_the_command_gives_them(constant: Path) -> None:
+    given = {"batch_size": 3, "max_batch_size": None, "device": None if torch.cuda.is_available() else "cuda:0"}
+    lm = PlgaLM.create_from_arg_string(f"pretrained={constant},protocol=block,threshold=0.5", given)
+    assert (lm.protocol, lm.threshold, lm.batch_size) == ("block", 0.5, 3)
+    assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    lm = PlgaLM.create_from_arg_obj({"pretrained": str(constant), "device": "cpu", "batch_size": 2}, given)
+    assert (lm.device.type, lm.batch_size) == ("cpu", 2)
+    with pytest.raises(ValueError, match="device is 'abacus', which is not here"):
+        PlgaLM.create_from_arg_string(f"pretrained={constant}", {"device": "abacus"})
+    with pytest.raises(ValueError, match=r"model_args has 'protocl', expected some of pretrained, protocol, tokenizer"):
+        PlgaLM.create_from_arg_string(f"pretrained={constant},protocl=block")
+    with pytest.raises(ValueError, match="model_args has no 'pretrained', expected pretrained=CHECKPOINT"):
+        PlgaLM.create_from_arg_string("")
+
+
 def test_the_harness_finds_it_by_its_name() -> None:
     assert get_model("plga") is PlgaLM
     command = ["run", "--model", "plga", "--model_args", "pretrained=/missing", "--tasks", str(TASKS)]
+    without = environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     ending = subprocess.run(
-        [sys.executable, "-m", "plga.scoring.harness", *command], env=environment(), capture_output=True, text=True
+        [sys.executable, "-m", "plga.scoring.harness", *command], env=without, capture_output=True, text=True
     )
     assert "/missing: no such file or directory, expected a checkpoint" in ending.stderr

@@ -5,19 +5,20 @@ context and continuation encoded together, spaces at the end of the context give
 (else the last) of the tokenizer before an empty context. What differs is how continuations are scored: under the
 protocol that is asked for.
 
-lm-evaluation-harness 0.4.13 looks for no models outside itself: ``python -m plga.scoring.harness`` is the command
-``lm_eval`` with this model in it. For a release that reads them, the entry point ``lm_eval.models`` is declared.
+``lm_eval`` knows it through :mod:`plga_autoload`. ``python -m plga.scoring.harness`` is the same command, for where
+PyTorch is kept from loading what it does not come with (TORCH_DEVICE_BACKEND_AUTOLOAD=0).
 """
 
 import hashlib
+import inspect
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lm_eval import utils
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
@@ -30,6 +31,8 @@ from plga.scoring.devices import on_device
 from plga.scoring.items import Item
 from plga.scoring.protocols import Scores, block_logprobs, causal, sequential_logprobs
 from plga.scoring.score import PROTOCOLS, SAMPLE, THRESHOLD, Check, compare
+
+logger = logging.getLogger(__name__)
 
 Request = tuple[Any, list[int], list[int]]  # (context, continuation) as text, or None; tokens of either
 # Beside answers, whose keys are hashes.
@@ -100,6 +103,35 @@ class PlgaLM(HFLM):
         self.checks: dict[str, Check] = {}
         self.truncated = 0
         self._names: dict[tuple[str, ...], str] = {}
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> "PlgaLM":
+        """As the command ``lm_eval`` does; see :meth:`create_from_arg_obj`."""
+        return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> "PlgaLM":
+        """As the command ``lm_eval`` does.
+
+        Where no device is named it says cuda:0; where there is no CUDA that is the CPU, as of ``hf``.
+
+        Args:
+            arg_dict: ``--model_args``.
+            additional_config: its options for batch size and device; None counts as not given.
+
+        Raises:
+            ValueError: ``--model_args`` without ``pretrained`` or with an unknown name; and what ``__init__`` raises.
+        """
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if str(given.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
+            logger.warning("device is %s, but there is no CUDA here: the CPU is used", given["device"])
+            given["device"] = "cpu"
+        known = inspect.signature(cls).parameters
+        if unknown := [name for name in arg_dict if name not in known]:
+            raise ValueError(f"model_args has {unknown[0]!r}, expected some of {', '.join(known)}")
+        if "pretrained" not in arg_dict:
+            raise ValueError("model_args has no 'pretrained', expected pretrained=CHECKPOINT")
+        return cls(**{**given, **arg_dict})
 
     @property
     def max_gen_toks(self) -> int:
@@ -267,10 +299,6 @@ def _portions(order: Sequence[int], items: Sequence[Item], rows: int) -> list[li
 
 def _named(request: Instance) -> str:
     return f"task {request.task_name}, document {request.doc_id}"
-
-
-if "plga" not in model_registry:
-    model_registry.register("plga", target=PlgaLM)
 
 
 def main() -> None:
