@@ -14,24 +14,26 @@ MODEL = "plga.scoring.harness:PlgaLM"  # imported when an evaluation asks for it
 
 
 def register_with_harness() -> None:
-    """Register the model as soon as the registry of lm-evaluation-harness is imported, or now if it is already.
+    """Register the model as soon as lm-evaluation-harness has registered its own, or now if it has.
 
-    Where that is not installed nothing happens. Nothing is raised, as ``import torch`` would fail with it.
+    Not before: it looks for its own only while none is registered. Where it is not installed nothing happens. Nothing
+    is raised, as ``import torch`` would fail with it.
     """
     try:
         if find_spec("lm_eval") is not None:
             from wrapt import register_post_import_hook
 
-            register_post_import_hook(_register, "lm_eval.api.registry")
+            register_post_import_hook(_register, "lm_eval.models")
     except Exception as error:
         _say(error)
 
 
-def _register(registry: object) -> None:
+def _register(models: object) -> None:
     try:
-        models = registry.model_registry  # type: ignore[attr-defined]
-        if "plga" not in models:
-            models.register("plga", target=MODEL)
+        from lm_eval.api.registry import model_registry
+
+        if "plga" not in model_registry:
+            model_registry.register("plga", target=MODEL)
     except Exception as error:  # a release with another registry; what else it can do goes on
         _say(error)
 

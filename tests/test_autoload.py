@@ -7,7 +7,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -91,7 +91,7 @@ print(sorted({LOADED}), sys.meta_path == finders)
     assert printed(code, installed) == ["['plga_autoload'] True"]
 
 
-@pytest.mark.parametrize("order", ["import torch, lm_eval.api.registry", "import lm_eval.api.registry, torch"])
+@pytest.mark.parametrize("order", ["import torch, lm_eval.models", "import lm_eval.models, torch"])
 def test_the_name_is_there_before_the_model_is(order: str, installed: dict[str, str]) -> None:
     pytest.importorskip("lm_eval", reason="needs the extra eval")
     code = f"""
@@ -102,33 +102,47 @@ print(dict(model_registry.items())["plga"], sorted({LOADED}))
     assert printed(code, installed) == [f"{MODEL} ['lm_eval', 'plga_autoload', 'wrapt']"]
 
 
+def test_all_other_models_are_still_found(installed: dict[str, str]) -> None:
+    pytest.importorskip("lm_eval", reason="needs the extra eval")
+    code = """
+import torch
+from lm_eval.api.registry import get_model, model_registry
+print(len(model_registry), get_model("dummy").__name__, {"hf", "vllm", "plga"} <= set(model_registry))
+"""
+    assert printed(code, installed) == ["0 DummyLM True"]
+
+
 def test_torch_alone_imports_nothing_of_the_harness(installed: dict[str, str]) -> None:
     assert printed(f"import torch\nprint({LOADED} - {{'wrapt'}})", installed) == ["{'plga_autoload'}"]
 
 
 def test_import_plga_does_the_same(installed: dict[str, str]) -> None:
     pytest.importorskip("lm_eval", reason="needs the extra eval")
-    code = "import plga, lm_eval.api.registry as r\nprint('plga' in r.model_registry, 'torch' in sys.modules)"
+    code = """
+import plga, lm_eval.models
+from lm_eval.api.registry import model_registry
+print("plga" in model_registry, "torch" in sys.modules)
+"""
     assert printed(code, installed) == ["True False"]
 
 
-def test_nothing_breaks_the_import_of_torch(
-    installed: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_breaks_the_import_of_torch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.WARNING)
     said = "lm-evaluation-harness does not know the model plga"
-    with caplog.at_level(logging.WARNING):
-        _register(SimpleNamespace())  # a release with another registry
+    monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.api", ModuleType("lm_eval.api"))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", ModuleType("a registry of another release"))
+    _register(None)
     assert said in caplog.text
     caplog.clear()
-    monkeypatch.setitem(sys.modules, "wrapt", None)
-    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace(__spec__="there"))  # type: ignore[arg-type]
-    with caplog.at_level(logging.WARNING):
-        register_with_harness()
+    register_with_harness()  # a module without a specification cannot be found
     assert said in caplog.text
 
 
-def test_a_name_that_is_taken_stays() -> None:
+def test_a_name_that_is_taken_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = pytest.importorskip("lm_eval.api.registry", reason="needs the extra eval")
     taken = {"plga": object()}
+    monkeypatch.setattr(registry, "model_registry", taken)
     before = dict(taken)
-    _register(SimpleNamespace(model_registry=taken))
+    _register(None)
     assert taken == before
