@@ -9,7 +9,9 @@ import torch
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
-from plga.scoring.evaluation import evaluate  # after it is known to be there
+from lm_eval.models.huggingface import HFLM  # after it is known to be there
+
+from plga.scoring.evaluation import evaluate
 from plga.scoring.exposure import bits_per_byte
 from plga.scoring.harness import PlgaLM
 from plga.scoring.protocols import block_logprobs, sequential_logprobs
@@ -41,7 +43,7 @@ def test_both_protocols_of_every_kind_of_task(subcritical: PlgaLM) -> None:
         table = found["protocols"][protocol]["tasks"]["library_choices"]
         assert table["acc,none"] == pytest.approx(choices["metrics"][protocol]["accuracy"])
         assert table["acc_norm,none"] == pytest.approx(choices["metrics"][protocol]["length_normalized"])
-    assert found["comparison"]["library_lines"]["largest_change_of_a_document"] == {"exact_match": 0.0}
+    assert list(found["comparison"]) == ["library_choices", "library_text"]
     assert "choices" not in found["comparison"]["library_text"]
 
     # The rolling task from the scores themselves.
@@ -56,6 +58,33 @@ def test_both_protocols_of_every_kind_of_task(subcritical: PlgaLM) -> None:
         table = found["protocols"][protocol]["tasks"]["library_text"]
         assert table["bits_per_byte,none"] == pytest.approx(wanted, rel=1e-5)
         assert table["byte_perplexity,none"] == pytest.approx(2**wanted, rel=1e-5)
+
+
+def test_what_is_generated_is_generated_once(
+    subcritical: PlgaLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "twice.yaml").write_text((TASKS / "library_lines.yaml").read_text() + "repeats: 2\n")
+    (tmp_path / "library_lines.jsonl").write_text((TASKS / "library_lines.jsonl").read_text())
+    asked: list[int] = []
+    plain = HFLM.generate_until
+
+    def counted(self: PlgaLM, requests: list, disable_tqdm: bool = False) -> list[str]:
+        asked.append(len(requests))
+        return plain(self, requests, disable_tqdm)
+
+    monkeypatch.setattr(HFLM, "generate_until", counted)
+    for task, settings, times in ((FILES[2], None, 3), (str(tmp_path / "twice.yaml"), "do_sample=True,temperature=1.0", 6)):
+        for cache in (None, tmp_path / f"answers-{times}"):
+            asked.clear()
+            found = evaluate(subcritical, [task], ("block", "sequential"), cache, gen_kwargs=settings)
+            assert asked == [times]
+            block, sequential = found["protocols"].values()
+            assert block == sequential
+            assert found["comparison"] == {}
+    evaluate(subcritical, FILES[2:], ("block", "sequential"), tmp_path / "answers-3")
+    assert asked == [6]  # greedy answers were kept
+    evaluate(subcritical, FILES[2:], ("sequential",))
+    assert asked == [6, 3]  # and a new evaluation writes anew
 
 
 def test_several_true_answers_count(subcritical: PlgaLM) -> None:

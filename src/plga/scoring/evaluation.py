@@ -28,7 +28,7 @@ def evaluate(
     include_path: Path | None = None,
     confirm_unsafe_code: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate under each protocol in turn.
+    """Evaluate under each protocol in turn; what is generated has no protocol, and is written once.
 
     Args:
         lm: whose protocol is set to each of them.
@@ -41,7 +41,7 @@ def evaluate(
 
     Returns:
         Plain data: ``protocols`` by name (metrics of each task, check of ``auto``, truncated contexts) and, of both,
-        ``comparison`` by task.
+        ``comparison`` by task that is scored.
 
     Raises:
         ValueError: an unknown task, a task file that is none, or a request that cannot be scored; named.
@@ -53,6 +53,7 @@ def evaluate(
     )
     known = [read_task(Path(task)) if task in files else _known(task, manager) for task in tasks]
     found, samples = {}, {}
+    lm.written = {}
     for protocol in protocols:
         lm.protocol, lm.checks, lm.truncated = protocol, {}, 0
         results = lm_eval.simple_evaluate(
@@ -74,10 +75,17 @@ def evaluate(
             "checks": {kind: checked(check) for kind, check in lm.checks.items()},
             "truncated": lm.truncated,
         }
-        samples[protocol] = results["samples"]
+        generated = {name for name, task in results["configs"].items() if task["output_type"] == "generate_until"}
+        samples[protocol] = {name: each for name, each in results["samples"].items() if name not in generated}
+        lm.written = {
+            (name, sample["doc_id"]): [text for texts in sample["resps"] for text in texts]
+            for name in generated
+            for sample in results["samples"][name]
+        }
         if lm.cache_hook.dbdict is not None:
             lm.cache_hook.dbdict.close()
             lm.set_cache_hook(CacheHook(None))
+    lm.written = {}
     comparison = {}
     if {"block", "sequential"} <= samples.keys():
         block, sequential = samples["block"], samples["sequential"]
