@@ -6,6 +6,8 @@ import torch
 from plga.collapse.freeze import freeze
 from plga.collapse.loss import block_scores, price, sequential_scores
 from plga.criticality.order_parameter import deductive_outputs
+from plga.scoring import block_logprobs, sequential_logprobs
+from plga.scoring.items import text_item
 from plga.training.objective import next_token_loss
 from tests.training import examples
 
@@ -39,6 +41,15 @@ def test_both_contracts_against_calls_by_hand() -> None:
 def test_block_scores_are_the_training_objective() -> None:
     model, ids = examples.model(dtype=torch.float64), torch.randint(examples.VOCABULARY, (1, 9))
     assert -float(block_scores(model, ids).mean()) == pytest.approx(float(next_token_loss(model, ids)), rel=1e-12)
+
+
+def test_both_contracts_are_the_protocols_of_scoring() -> None:
+    model, ids = examples.model(dtype=torch.float64), torch.randint(examples.VOCABULARY, (1, 9))
+    item = text_item(ids[0].tolist(), "text")
+    for ours, theirs in ((block_scores, block_logprobs), (sequential_scores, sequential_logprobs)):
+        (scores,) = theirs(model, [item])
+        with torch.no_grad():
+            torch.testing.assert_close(ours(model, ids), scores.logprobs, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

@@ -73,7 +73,10 @@ def test_what_is_generated_is_generated_once(
         return plain(self, requests, disable_tqdm)
 
     monkeypatch.setattr(HFLM, "generate_until", counted)
-    for task, settings, times in ((FILES[2], None, 3), (str(tmp_path / "twice.yaml"), "do_sample=True,temperature=1.0", 6)):
+    for task, settings, times in (
+        (FILES[2], None, 3),
+        (str(tmp_path / "twice.yaml"), "do_sample=True,temperature=1.0", 6),
+    ):
         for cache in (None, tmp_path / f"answers-{times}"):
             asked.clear()
             found = evaluate(subcritical, [task], ("block", "sequential"), cache, gen_kwargs=settings)
