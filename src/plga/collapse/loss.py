@@ -3,8 +3,8 @@
 A constant has one loss: block and sequential scores of generalized SDPA are the same (theorem). A learned operator has
 two: under the block contract every row sees a G built from later tokens too, its target among them (target exposure).
 
-These are the protocols of plga.scoring, and not its functions: near criticality a price is smaller than what padding and
-the rounding of a float32 score move there. So each text is read alone, and scored in float64.
+These are the protocols of plga.scoring, and not its functions: near criticality a price is smaller than what padding
+and the rounding of a float32 score move there. So each text is read alone, and scored in float64.
 """
 
 from collections.abc import Sequence
