@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plga.audit.bound_chain import SECTION, factors, log10_contributions
+from plga.audit import contraction
+from plga.audit.bound_chain import SECTION, factors, learner_constants, log10_contributions
 from plga.audit.budget import Budget, measure
 from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
@@ -220,6 +222,64 @@ def test_the_constants_from_a_to_g_dominate_pairs_of_prompts() -> None:
     assert measured == pytest.approx([logs.min(), np.median(logs), logs.max()], rel=1e-6)
     architectural = found["log10 of the Lipschitz constant from A to G_LM at the architectural floor"]
     assert all(a >= m for a, m in zip(architectural, measured, strict=True))
+
+
+@torch.no_grad()
+def test_the_constants_of_the_learner_by_hand_and_against_pairs_of_prompts() -> None:
+    """One unit of two blocks; ‖A - A'‖_F against ‖D - D'‖_F of every pair of prompts, and so for G_LM."""
+    model = wide(num_metric_units=1).model
+    subject = Subject(model=model, prompts=tuple(prompt(length, length) for length in (5, 8, 6, 7)))
+    raw = measure(subject)
+    found, visits = by_name(SECTION, raw), list(subject.visits())
+    lambdas, logs = [], []
+    for number, operator in enumerate(subject.learned):
+        learner = operator.learner
+        (unit,) = learner.units
+        density = torch.stack([visit.density[number] for visit in visits])
+        lambda_d = float(learner.input_norm.weight.abs().max() / (density.var(-1, correction=0) + 1e-6).sqrt().min())
+        x = inner = learner.input_norm(density)
+        product = 1.0
+        for block in unit.blocks:
+            gate, up = block.gate_proj(inner), block.up_proj(inner)
+            gate_norm, up_norm, down_norm = (
+                float(torch.linalg.svdvals(p.weight)[0]) for p in (block.gate_proj, block.up_proj, block.down_proj)
+            )
+            grid = torch.linspace(-1, 1, 100_001, dtype=torch.float64) * gate.abs().max()
+            slope = float((grid.sigmoid() * (1 + grid * (1 - grid.sigmoid()))).abs().max())
+            size = float((gate * gate.sigmoid()).abs().max())
+            product *= down_norm * (slope * gate_norm * float(up.abs().max()) + up_norm * size)
+            inner = block.down_proj(gate * gate.sigmoid() * up)
+        lambda_u = float(unit.norm.weight.abs().max() / ((inner + x).var(-1, correction=0) + 1e-6).sqrt().min())
+        constant = lambda_u * (1 + product)
+        lambdas.append(lambda_d)
+        logs.append(math.log10(constant))
+        for a, b in combinations(visits, 2):
+            change = (a.density - b.density)[number].norm(dim=(-2, -1))
+            moved = (a.deductive.generator - b.deductive.generator)[number].norm(dim=(-2, -1))
+            assert (moved <= lambda_d * constant * change).all()
+    assert found["LayerNorm factor of a row of D"] == pytest.approx([min(lambdas), sum(lambdas) / 2, max(lambdas)])
+    assert found["log10 of the Lipschitz constant of φ"] == pytest.approx([min(logs), sum(logs) / 2, max(logs)])
+    learner = learner_constants(raw)
+    of_learner = np.log10(learner.norm) + learner.log10_row_map
+    for floor in ("measured", "architectural"):
+        inner, whole = (found[f"log10 of the Lipschitz constant from {x} to G_LM at the {floor} floor"] for x in "AD")
+        assert inner[0] + of_learner.min() <= whole[0] + 1e-9 and whole[2] <= inner[2] + of_learner.max() + 1e-9
+    largest = 10 ** found["log10 of the Lipschitz constant from D to G_LM at the measured floor"][2]
+    for a, b in combinations(visits, 2):
+        change = (a.density - b.density).norm(dim=(-2, -1))
+        moved = (a.deductive.curvature - b.deductive.curvature).norm(dim=(-2, -1))
+        assert (moved <= largest * change).all() and (moved > 0).all()
+
+
+@pytest.mark.parametrize("name", ["critical", "subcritical"])
+def test_the_constant_of_the_row_map_dominates_its_jacobians_and_pairs(name: str, reference: Path) -> None:
+    """Section E measures what section F bounds, on the same rows."""
+    subject = trained(reference, name)
+    bound = 10 ** learner_constants(measure(subject)).log10_row_map
+    rows = contraction.measure(subject)
+    assert (rows.singular[..., 0].max(axis=(0, 2)) <= bound).all()
+    assert (rows.within_output <= bound[:, None] * rows.within_input).all()
+    assert (rows.across_output <= bound[:, None] * rows.across_input).all()
 
 
 @pytest.mark.parametrize("name", ["critical", "subcritical"])

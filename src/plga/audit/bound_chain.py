@@ -7,7 +7,12 @@ From A to G_LM, for one head, between any two visited A:
 
     ‖G - G'‖_F <= ‖a‖ · max |P| x^(P - 1) · max |d iSwiGLU / du| on [-U, U] · ‖W‖ · ‖A - A'‖_F,   U = max |W A + b_W|,
 
-with x between a floor of A_LM, the measured or the architectural one, and the largest measured A_LM.
+with x between a floor of A_LM, the measured or the architectural one, and the largest measured A_LM. From D to A, whose
+rows are mapped one by one, for any two visited D of one layer:
+
+    ‖A - A'‖_F <= λ_D · λ_φ · ‖D - D'‖_F,   λ_φ = Π_u λ_u (1 + Π_b β_b),
+
+as the head of ``learner_factors.py`` says, with the product of both from D to G_LM.
 
 From G_LM to the logits, to first order: G of every head of every layer is changed by at most r, whatever the rows
 before it do. With χ, κ, ν = max ‖q‖, ‖k‖, ‖v‖ of a head, layer by layer:
@@ -80,6 +85,29 @@ def factors(raw: Budget) -> Factors:
         feed_forward=raw.down_weight * (slope * raw.gate_weight * raw.up_range + raw.up_weight * raw.gate_size),
         feed_forward_norm=norms[:, 1],
     )
+
+
+class LearnerConstants(NamedTuple):
+    """Lipschitz constants of every layer's metric learner, [L] each; see the head of ``learner_factors.py``.
+
+    Attributes:
+        norm: λ_D, of the LayerNorm that makes LN(D).
+        log10_row_map: log10 λ_φ, of φ.
+    """
+
+    norm: np.ndarray
+    log10_row_map: np.ndarray
+
+
+def learner_constants(raw: Budget) -> LearnerConstants:
+    """From D to LN(D), and from there to A."""
+    slope = silu_slope(torch.from_numpy(raw.learner_gate_range)).numpy()
+    blocks = raw.learner_down_weight * (
+        slope * raw.learner_gate_weight * raw.learner_up_range + raw.learner_up_weight * raw.learner_gate_size
+    )
+    norms = raw.learner_gamma / raw.learner_row_scale
+    units = _log10(norms[:, 1:]) + np.log10(1 + blocks.prod(axis=-1))
+    return LearnerConstants(norms[:, 0], units.sum(axis=-1))
 
 
 def log10_contributions(raw: Budget) -> np.ndarray:
@@ -157,7 +185,7 @@ def quantities(raw: Budget) -> list[Quantity]:
         Quantity(
             "smallest decoding margin",
             margin,
-            "last row of each prompt",
+            "last row of each prompt; published: 48 decoding steps",
             formula="largest minus second largest logit",
             published=published("bound_chain", "smallest_decoding_margin"),
         ),
@@ -179,7 +207,8 @@ def quantities(raw: Budget) -> list[Quantity]:
 
 
 def _constants(raw: Budget) -> list[Quantity]:
-    """From A to G_LM."""
+    """From A to G_LM, from D to A, and from D to G_LM."""
+    learner = learner_constants(raw)
     slope = iswiglu_slope(torch.from_numpy(raw.metric_range)).numpy()
     linear = _log10(raw.coupling_weight) + _log10(slope) + _log10(raw.metric_weight)
     floors = {
@@ -209,6 +238,26 @@ def _constants(raw: Budget) -> list[Quantity]:
                 linear + power,
                 _HEADS,
                 f"log10(‖a‖ max |P| x^(P - 1) max |d iSwiGLU / du| ‖W‖), in the Frobenius norm; {where}",
+            )
+        )
+    found += [
+        _factor("LayerNorm factor of a row of D", learner.norm, "λ_D = max |γ| / min √(variance + eps)"),
+        _logs(
+            "log10 of the Lipschitz constant of φ",
+            learner.log10_row_map,
+            _LAYERS,
+            "log10 λ_φ, λ_φ = Π_u λ_u (1 + Π_b ‖W_down‖ (max |silu'| ‖W_gate‖ max |u| + ‖W_up‖ max |silu(g)|)) over "
+            "units u and their blocks b",
+        ),
+    ]
+    of_learner = (_log10(learner.norm) + learner.log10_row_map)[:, None]
+    for name, (power, where) in floors.items():
+        found.append(
+            _logs(
+                f"log10 of the Lipschitz constant from D to G_LM at the {name} floor",
+                of_learner + linear + power,
+                _HEADS,
+                f"log10(λ_D λ_φ · that from A to G_LM), in the Frobenius norm; {where}",
             )
         )
     return found

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plga.audit.learner_factors import LearnerFactors, learner_factors
 from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
 from plga.audit.visits import learned_visits
@@ -43,6 +44,10 @@ class Budget:
         gate_range: max |g|, [L].
         gate_size: max |silu(g)|, [L].
         up_range: max |u|, [L].
+        learner_gamma, learner_row_scale: the same of the LayerNorms of the metric learner, [L, 1 + U]; these and the
+            next six as in :class:`plga.audit.learner_factors.LearnerFactors`.
+        learner_gate_weight, learner_up_weight, learner_down_weight: of its blocks, [L, U, B].
+        learner_gate_range, learner_gate_size, learner_up_range: of its blocks, [L, U, B].
         head: max ‖row of W_head‖, [1].
         margin: largest minus second largest logit of the last row of each prompt, [N].
     """
@@ -72,6 +77,14 @@ class Budget:
     gate_range: np.ndarray
     gate_size: np.ndarray
     up_range: np.ndarray
+    learner_gamma: np.ndarray
+    learner_row_scale: np.ndarray
+    learner_gate_weight: np.ndarray
+    learner_up_weight: np.ndarray
+    learner_down_weight: np.ndarray
+    learner_gate_range: np.ndarray
+    learner_gate_size: np.ndarray
+    learner_up_range: np.ndarray
     head: np.ndarray
     margin: np.ndarray
 
@@ -83,7 +96,8 @@ def measure(subject: Subject) -> Budget:
     Raises:
         NotMeasurable: a constant operator or a chunked Gram, no prompts, or a non-finite deductive output or logit.
     """
-    parts = [_operators(subject, visit.deductive) for visit in learned_visits(subject)]
+    visits = list(learned_visits(subject))
+    parts = [_operators(subject, visit.deductive) for visit in visits]
     ranges, floors, ceilings, norms, sizes, entries = (torch.stack(t) for t in zip(*parts, strict=True))
     learned = subject.learned
     floor, ceiling = floors.amin(0), ceilings.amax(0)
@@ -92,11 +106,13 @@ def measure(subject: Subject) -> Budget:
     powers = [
         log10_power_slope(exponents, x[..., None, None], ceiling[..., None, None]).amax((-2, -1)) for x in (floor, eps)
     ]
+    densities = torch.stack([visit.density for visit in visits], dim=1)  # [L, N, H, d, d]
+    learners = [learner_factors(operator.learner, of) for operator, of in zip(learned, densities, strict=True)]
     extrema, margins = _chain(subject)
     weights = [weight_norms(layer) for layer in subject.layers]
     assert subject.model is not None
 
-    def of(field: str, values: Sequence[WeightNorms | Extrema]) -> np.ndarray:
+    def of(field: str, values: Sequence[WeightNorms | Extrema | LearnerFactors]) -> np.ndarray:
         return np.stack([np.asarray(getattr(value, field), dtype=np.float64) for value in values])
 
     return Budget(
@@ -125,6 +141,7 @@ def measure(subject: Subject) -> Budget:
         gate_range=of("gate_range", extrema),
         gate_size=of("gate", extrema),
         up_range=of("up", extrema),
+        **{f"learner_{field}": of(field, learners) for field in LearnerFactors._fields},
         head=np.array([head_norm(subject.model)]),
         margin=np.array(margins),
     )
