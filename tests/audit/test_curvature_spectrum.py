@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from plga.audit.curvature_spectrum import SECTION, measure
+from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
 from plga.model.pickles import load_curvatures
 from tests.audit.subjects import summary, tiny, trained
@@ -42,3 +43,8 @@ def test_operators_of_models(reference: Path) -> None:
     assert constant["Frobenius norm of G_LM"].value == [2.0, 2.0, 2.0]
     assert constant["spectral norm of G_LM"].over == "layer and head"
     assert math.isclose(constant["pooled s2 / s1 of G_LM"].value, 1.0)
+
+
+def test_a_width_of_one_has_no_spectrum() -> None:
+    with pytest.raises(NotMeasurable, match="the width of G_LM is 1"):
+        measure(Subject(operators=torch.ones(1, 1, 1, 1)))

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,34 @@ def test_every_damage_is_named_in_one_line(folder: Path, name: str) -> None:
     assert str(folder) in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["settings"].update(seed=1),
+        lambda record: record["subject"].update(name="another"),
+        lambda record: record["environment"].update(machine="another"),
+        lambda record: record["sections"]["B"].update(reason="another"),
+    ],
+)
+def test_what_nothing_recomputes_is_what_the_page_was_made_from(
+    folder: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    record = json.loads((folder / "audit.json").read_text())
+    change(record)
+    (folder / "audit.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"audit\.json: it is not the one that report\.html was made from$"):
+        verify(folder)
+
+
+def test_a_quantity_that_stands_there_twice(folder: Path) -> None:
+    record = json.loads((folder / "audit.json").read_text())
+    quantities = record["sections"]["A"]["quantities"]
+    quantities.append(quantities[1])
+    (folder / "audit.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="section A is not what its arrays say: largest <value> stands there twice"):
+        verify(folder)
+
+
 def test_changed_arrays_are_found_behind_new_hashes(folder: Path) -> None:
     arrays = read_arrays(folder / "audit.npz")
     write_arrays(folder / "audit.npz", arrays | {"D2.values": arrays["D2.values"] / 2})
@@ -155,7 +184,8 @@ def test_arrays_that_no_measurement_gave(
 
 def test_another_version_is_named_where_summaries_differ(folder: Path) -> None:
     edited(folder, lambda s: re.sub(r'"plga": "[^"]*"', '"plga": "0.0.1"', s))
-    verify(folder)
+    with pytest.raises(ValueError, match=r"made from \(written by plga 0\.0\.1, this is"):
+        verify(folder)
     edited(folder, lambda s: s.replace('"value": 5,', '"value": 6,'))
     with pytest.raises(ValueError, match=r"\(written by plga 0\.0\.1, this is"):
         verify(folder)

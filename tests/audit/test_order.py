@@ -124,6 +124,14 @@ def test_reasons(subject: Subject, reason: str) -> None:
         measure(subject)
 
 
+def test_logits_that_are_not_finite_are_named() -> None:
+    subject = tiny()
+    assert subject.model is not None
+    torch.nn.init.constant_(subject.model.lm_head.bias, math.inf)
+    with pytest.raises(NotMeasurable, match="logits after 5 tokens are not finite in float32"):
+        measure(subject)
+
+
 def test_an_operator_that_becomes_non_finite_is_named() -> None:
     subject = tiny()
     with torch.no_grad():

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plga.audit import run as runs
-from plga.audit.run import clear, run, working_folder
+from plga.audit.arrays import write_arrays
+from plga.audit.run import alone, clear, run, working_folder
 from plga.audit.section import Section
 from plga.audit.subject import Subject
 from tests.audit.tiny import audit, broken, measured_by, not_measurable, quantities, section
@@ -58,8 +60,9 @@ def test_finished_sections_are_not_measured_again(tmp_path: Path) -> None:
     assert log.read_text() == "AB"
     assert again[0].part == first[0].part
     (work / "A.npz").write_bytes((work / "A.npz").read_bytes()[:100])  # damaged: measured again
+    write_arrays(work / "B.npz", {"B.values": np.zeros(5)})  # without one of its arrays: too
     assert run(Subject(), sections, work)[0].part == first[0].part
-    assert log.read_text() == "ABA"
+    assert log.read_text() == "ABAB"
 
 
 def test_an_interruption_keeps_what_is_finished(tmp_path: Path) -> None:
@@ -85,6 +88,21 @@ def test_every_audit_has_a_working_folder_of_its_own(tmp_path: Path) -> None:
     other.mkdir()
     clear(out)
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_an_audit_works_alone(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    refused = pytest.raises(ValueError, match="new/out: another audit is on its way there; wait for it, or choose")
+    with alone(out), alone(tmp_path / "new" / "other"), refused, alone(out):
+        pass
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "new" / ".out.audit-lock").touch()  # of a killed one
+    with alone(out):
+        clear(out)
+    (tmp_path / "file").touch()
+    unwritable = pytest.raises(OSError, match=f"{tmp_path}/file: .*expected a folder that can be written to")
+    with unwritable, alone(tmp_path / "file" / "out"):
+        pass
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:

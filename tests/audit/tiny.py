@@ -72,6 +72,7 @@ def install(found: dict[str, Section], setattr: Callable[[Any, str, Any], None] 
     for module in (sections, files):
         setattr(module, "SECTIONS", found)
         setattr(module, "mechanism", stages)
+    setattr(files, "MECHANISM", ("A",))
     setattr(figures, "FIGURES", {})
 
 

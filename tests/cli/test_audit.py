@@ -104,6 +104,12 @@ def test_options_that_do_not_fit(tmp_path: Path, options: tuple[str, ...], messa
     assert not (tmp_path / "out").exists()
 
 
+def test_mechanism_only_where_all_that_it_reads_was_asked_for(tmp_path: Path) -> None:
+    ending = plga("audit", "--sections", "A", "--out", tmp_path / "out")
+    assert "Three-stage mechanism" not in ending.out
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["mechanism"] is None
+
+
 def test_prompts_that_do_not_fit_the_context(checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("x = 1\n" + "word " * 200 + "\n")
@@ -125,17 +131,37 @@ def test_one_prompt_and_one_token_leave_sections_unmeasured(checkpoint: Path, tm
     assert all(part["reason"] for part in parts(out).values() if part["status"] != "measured")
 
 
-def test_weights_that_are_not_numbers_lose_no_other_section(checkpoint: Path, lines: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "value"),
+    [("model.layers.0.self_attn.q_proj.weight", "nan"), ("model.layers.1.self_attn.operator.exponent", "-inf")],
+)
+def test_a_weight_that_is_not_finite_is_named(
+    checkpoint: Path, lines: Path, tmp_path: Path, tensor: str, value: str
+) -> None:
     spoiled, out = tmp_path / "spoiled", tmp_path / "out"
     shutil.copytree(checkpoint, spoiled)
-    change_tensor(spoiled, "model.layers.0.self_attn.q_proj.weight", lambda tensor: tensor.fill_(float("nan")))
+    change_tensor(
+        spoiled,
+        tensor,
+        lambda weights: torch.where(torch.arange(weights.numel()).view(weights.shape) == 1, float(value), weights),
+    )
+    error = audit(spoiled, out, "--prompts", lines).error()
+    assert f"{spoiled}: {tensor} has 1 of " in error and "not finite in float32" in error
+    assert not out.exists()
+
+
+def test_finite_weights_whose_outputs_are_not_lose_no_other_section(
+    checkpoint: Path, lines: Path, tmp_path: Path
+) -> None:
+    spoiled, out = tmp_path / "spoiled", tmp_path / "out"
+    shutil.copytree(checkpoint, spoiled)
+    change_tensor(spoiled, "model.layers.1.self_attn.operator.coupling_weight", lambda tensor: tensor.fill_(3e38))
     ending = audit(spoiled, out, "--prompts", lines)
-    if not out.exists():
-        assert "finite" in ending.error()
-        return
-    assert parts(out)["A"]["status"] == "measured"
-    assert {parts(out)[letter]["status"] for letter in ("B", "C")} <= {"not measurable", "failed"}
-    assert "Traceback" not in ending.err
+    assert (ending.code, ending.err) == (0, "")
+    found = parts(out)
+    assert {letter for letter, part in found.items() if part["status"] == "measured"} == {"A"}
+    of_model = {part["reason"] for letter, part in found.items() if letter != "A"}
+    assert of_model == {"G_LM of layer 1 is not finite in heads [0, 1]"}
 
 
 def test_another_architecture(tmp_path: Path) -> None:

@@ -40,7 +40,11 @@ def test_files_that_hold_no_operator(tmp_path: Path) -> None:
     for tensors, message in (
         ({"G": torch.ones(2, 2)}, "holds G, expected one floating tensor 'curvature'"),
         ({"curvature": torch.ones(2, dtype=torch.int64)}, "expected one floating tensor"),
-        ({"curvature": torch.tensor([1.0, math.inf])}, "curvature is not finite"),
+        ({name: torch.ones(1) for name in "abcde"}, "holds a, b, c and 2 more, expected one"),
+        ({"curvature": torch.ones(2, 4, 4)}, r"curvature is \[2, 4, 4\], expected \[L, H, d, d\]"),
+        ({"curvature": torch.ones(1, 2, 4, 6)}, r"curvature is \[1, 2, 4, 6\]"),
+        ({"curvature": torch.ones(0, 2, 4, 4)}, r"curvature is \[0, 2, 4, 4\]"),
+        ({"curvature": torch.full((1, 1, 2, 2), math.inf)}, "curvature is not finite"),
     ):
         save_file(tensors, file)
         with pytest.raises(ValueError, match=message):

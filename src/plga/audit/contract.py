@@ -17,7 +17,7 @@ from plga.audit import ratios
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
-from plga.audit.visits import room
+from plga.audit.visits import dtype_name, room
 
 _ADDED = 8
 _TRIALS = 2
@@ -167,7 +167,7 @@ def _padded(subject: Subject, side: str, masked: bool, added: int) -> Tensor:
 
 def _finite(logits: Tensor) -> Tensor:
     if not bool(logits.isfinite().all()):
-        raise FloatingPointError(f"logits are not finite in {logits.dtype}")
+        raise FloatingPointError(f"logits are not finite in {dtype_name(logits.dtype)}")
     return logits.double()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from plga.audit import ratios
-from plga.audit.section import Quantity, Section, spread
+from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
 from plga.audit.visits import curvatures
 from plga.ops.spectrum import RANK_TOLERANCE, singular_values
@@ -31,9 +31,11 @@ def measure(subject: Subject) -> CurvatureSpectrum:
     """Take the measurements.
 
     Raises:
-        NotMeasurable: no operator, or a non-finite one; a chunked Gram; a learned operator without prompts.
+        NotMeasurable: no operator, or a non-finite one; a chunked Gram; a learned operator without prompts; width 1.
     """
     operators = [curvature.double() for curvature in curvatures(subject)]
+    if operators[0].shape[-1] < 2:
+        raise NotMeasurable("the width of G_LM is 1, so there is no second singular value")
     return CurvatureSpectrum(
         singular=torch.stack([singular_values(g) for g in operators]).numpy(),
         largest_entry=torch.stack([g.abs().amax((-2, -1)) for g in operators]).numpy(),

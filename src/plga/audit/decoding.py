@@ -21,7 +21,7 @@ from plga.audit import ratios
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
-from plga.audit.visits import room
+from plga.audit.visits import dtype_name, room
 from plga.collapse.fidelity import decode
 from plga.model.cache import PldrCache
 
@@ -85,7 +85,7 @@ def _of_prompt(subject: Subject, prompt: Tensor, new_tokens: int) -> tuple[Tenso
     kept, ours = torch.stack(logits).float(), recomputed.logits[0]
     for name, found in (("recomputed", ours), ("kept", kept)):
         if not bool(found.isfinite().all()):
-            raise FloatingPointError(f"logits of the {name} operator are not finite in {model.dtype}")
+            raise FloatingPointError(f"logits of the {name} operator are not finite in {dtype_name(model.dtype)}")
     of_prompt = [cache.curvature(layer) for layer in range(len(subject.layers))]
     kept_curvature = torch.cat([curvature for curvature in of_prompt if curvature is not None]).double()
     return (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from plga.audit.arrays import read_arrays, unpack, write_arrays
 from plga.audit.page import Audit, page
-from plga.audit.record import ARRAYS, JSON, MEASURED, PAGE, Record, StageRecord, difference, read, text
+from plga.audit.record import ARRAYS, JSON, MEASURED, PAGE, Record, StageRecord, difference, digest, read, text
 from plga.audit.run import Result, by_letter
 from plga.audit.sections import MECHANISM, SECTIONS, mechanism
 from plga.audit.source import Task, environment, versions
@@ -37,7 +37,7 @@ def write(task: Task, results: Sequence[Result], out: Path, overwrite: bool = Fa
             files={ARRAYS: _sha256(folder / ARRAYS)},
         )
         raw = {result.section.letter: result.raw for result in results if result.status == MEASURED}
-        (folder / PAGE).write_text(page([Audit(task.source.name, record, raw)]), encoding="utf-8")
+        (folder / PAGE).write_text(page([Audit(task.source.name, record, raw)], digest(record)), encoding="utf-8")
         record = record.model_copy(update={"files": record.files | {PAGE: _sha256(folder / PAGE)}})
         (folder / JSON).write_text(text(record), encoding="utf-8")
     return record
@@ -83,7 +83,7 @@ def verify(folder: Path) -> Record:
         The record, with which they agree exactly.
 
     Raises:
-        ValueError: as :func:`load`; or the section and quantity that differ.
+        ValueError: as :func:`load`; the section and quantity that differ; or a record other than that of the page.
         OSError: missing or unreadable.
     """
     record, results = load(folder)
@@ -93,6 +93,9 @@ def verify(folder: Path) -> Record:
             raise ValueError(f"{folder / JSON}: section {letter} is not what its arrays say: {why}{_other(record)}")
     if record.mechanism != _stages(results, list(record.sections)):
         raise ValueError(f"{folder / JSON}: the three-stage mechanism is not what its sections say{_other(record)}")
+    # Last, as it says only that something differs: what nothing can be recomputed from, the seed or the prompts.
+    if f'content="{digest(record)}"' not in (folder / PAGE).read_text(encoding="utf-8"):
+        raise ValueError(f"{folder / JSON}: it is not the one that {PAGE} was made from{_other(record)}")
     return record
 
 
@@ -116,9 +119,9 @@ def compare(folders: Sequence[Path], out: Path, overwrite: bool = False) -> None
 
 
 def _stages(results: Sequence[Result], letters: Sequence[str] | None = None) -> list[StageRecord] | None:
-    """The three-stage mechanism, where a section that it reads was asked for."""
+    """The three-stage mechanism, where every section that it reads was asked for."""
     asked = letters if letters is not None else [result.section.letter for result in results]
-    if not set(asked) & set(MECHANISM):
+    if not set(MECHANISM) <= set(asked):
         return None
     return [
         StageRecord(name=s.name, hypothesis=s.hypothesis, measured=s.measured, holds=s.holds, why=s.why)

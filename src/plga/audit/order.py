@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.generation import LogitsProcessorList
 
 from plga.audit.published import published
 from plga.audit.section import NotMeasurable, Quantity, Section, spread
 from plga.audit.subject import Subject
-from plga.audit.visits import learned_visits, require_learned, room
+from plga.audit.visits import dtype_name, learned_visits, require_learned, room
 from plga.criticality.order_parameter import SYMBOLS, deductive_outputs
 
 _NEW_TOKENS = 16
@@ -57,7 +58,7 @@ def measure(subject: Subject) -> Order:
 
     Raises:
         NotMeasurable: a constant operator or a chunked Gram; fewer than two prompts; one that fills the context; or a
-            non-finite deductive output.
+            non-finite deductive output or logit.
     """
     require_learned(subject)
     if len(subject.prompts) < 2:
@@ -97,8 +98,16 @@ def _sampled(subject: Subject, prompt: Tensor, new_tokens: int) -> Tensor:
         min_new_tokens=new_tokens,
         max_new_tokens=new_tokens,
         eos_token_id=None,
+        logits_processor=LogitsProcessorList([_finite]),
     )
     return text[0, len(prompt) :]
+
+
+def _finite(ids: Tensor, logits: Tensor) -> Tensor:
+    """A logits processor that lets finite ones through: of others no token can be drawn."""
+    if not bool(logits.isfinite().all()):
+        raise FloatingPointError(f"logits after {ids.shape[1]} tokens are not finite in {dtype_name(logits.dtype)}")
+    return logits
 
 
 def _outputs(subject: Subject, continuations: Tensor) -> list[Tensor]:

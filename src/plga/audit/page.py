@@ -45,14 +45,14 @@ class _Shown:
         return any(row.quantity.published is not None for row in self.rows)
 
 
-def page(audits: Sequence[Audit]) -> str:
-    """The page of one audit, or of several side by side."""
+def page(audits: Sequence[Audit], digest: str | None = None) -> str:
+    """The page of one audit, with the ``digest`` of its record, or of several side by side."""
     template = resources.files("plga.audit").joinpath("report.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"shown": shown, "number": _number, "inline": _trusted}
     letters = list(dict.fromkeys(letter for audit in audits for letter in audit.record.sections))
     return environment.from_string(template).render(
-        audits=audits, sections=[_section(letter, audits) for letter in letters]
+        audits=audits, digest=digest, sections=[_section(letter, audits) for letter in letters]
     )
 
 

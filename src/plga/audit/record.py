@@ -1,5 +1,6 @@
 """``audit.json``: what was audited, how, and every quantity, as strict JSON."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ class Record(_Strict):
 
     Attributes:
         format: name and version of this schema.
-        mechanism: null where no section that it reads was asked for.
+        mechanism: null where a section that it reads was not asked for.
         files: SHA-256 of the other files of the audit.
     """
 
@@ -121,6 +122,11 @@ def figure(quantity: Quantity) -> Figure:
 def text(record: Record) -> str:
     """The JSON itself."""
     return json.dumps(record.model_dump(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def digest(record: Record) -> str:
+    """SHA-256 of all but ``files``: what the page, whose own hash is among them, says of the record that it shows."""
+    return hashlib.sha256(text(record.model_copy(update={"files": {}})).encode()).hexdigest()
 
 
 def read(file: Path) -> Record:
@@ -171,6 +177,9 @@ def difference(expected: Part, found: Part) -> str | None:
     if found.title != expected.title:
         return f"its title is {_shown(found.title)}, expected {_shown(expected.title)}"
     ours, theirs = _by_name(expected), _by_name(found)
+    if len(theirs) < len(found.quantities):
+        twice = next(q.name for q in found.quantities if found.quantities.count(theirs[_key(q)]) > 1)
+        return f"{twice} stands there twice"
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if name not in theirs:
             return f"{name} is missing"
@@ -185,7 +194,11 @@ def difference(expected: Part, found: Part) -> str | None:
 
 def _by_name(part: Part) -> Mapping[str, Figure]:
     """Quantities by name, with what they are over where a name alone is not unique."""
-    return {f"{q.name} ({q.over})": q for q in part.quantities}
+    return {_key(q): q for q in part.quantities}
+
+
+def _key(quantity: Figure) -> str:
+    return f"{quantity.name} ({quantity.over})"
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from plga.audit.arrays import pack, read_arrays, unpack, write_arrays
 from plga.audit.record import FAILED, MEASURED, NOT_MEASURABLE, Part, figure
 from plga.audit.section import NotMeasurable, Quantity, Section
 from plga.audit.subject import Subject
+from plga.criticality.files import locked
 from plga.model.atomic import new_file
 
 
@@ -78,17 +80,14 @@ def run(
 
 def _run(section: Section, subject: Subject, kept: Path) -> Result:
     start = time.perf_counter()
-    arrays = _finished(kept)
+    raw, measured = _finished(section, kept), None
     try:
-        if arrays is None:
+        if raw is None:
             if section.needs == "model" and subject.model is None:
                 raise NotMeasurable("it needs a model with a learned operator")
-            arrays = pack(section.letter, section.measure(subject))
-            measured = arrays
-        else:
-            measured = None
-        # From the packed arrays, so that what is summarized is exactly what is stored.
-        raw = unpack(section.letter, section.raw, arrays)
+            measured = pack(section.letter, section.measure(subject))
+            # From the packed arrays, so that what is summarized is exactly what is stored.
+            raw = unpack(section.letter, section.raw, measured)
         quantities = section.quantities(raw)
     except NotMeasurable as reason:
         return Result(section, NOT_MEASURABLE, _line(reason), seconds=time.perf_counter() - start)
@@ -100,11 +99,11 @@ def _run(section: Section, subject: Subject, kept: Path) -> Result:
     return Result(section, MEASURED, None, raw, quantities, time.perf_counter() - start)
 
 
-def _finished(file: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of a section that an earlier run has finished."""
+def _finished(section: Section, file: Path) -> Any:
+    """The raw dataclass of a section that an earlier run has finished; None: it is to be measured."""
     try:
-        return read_arrays(file)
-    except (FileNotFoundError, ValueError):  # a damaged one is measured again
+        return unpack(section.letter, section.raw, read_arrays(file))
+    except (FileNotFoundError, ValueError):  # damaged, or of other code
         return None
 
 
@@ -119,11 +118,34 @@ def working_folder(out: Path, identity: str) -> Path:
     return out.with_name(f"{_prefix(out)}{identity[:16]}")
 
 
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Let no other audit work for ``out``: the two would take each other's sections away.
+
+    Raises:
+        ValueError: another one does.
+        OSError: the folder of ``out`` cannot be made or written to.
+    """
+    out = out.resolve()
+    lock = out.with_name(f"{_prefix(out)}lock")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise OSError(f"{out.parent}: {why}, expected a folder that can be written to") from error
+    with locked(lock, f"{out}: another audit is on its way there; wait for it, or choose another --out"):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
 def clear(out: Path) -> None:
     """Remove the working folders of all audits for ``out``."""
     out = out.resolve()
     for path in out.parent.iterdir():
-        if path.name.startswith(_prefix(out)):
+        if path.name.startswith(_prefix(out)) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerFast
 import plga
 from plga.audit.record import PromptsRecord, Settings, Source
 from plga.audit.subject import Subject
+from plga.audit.visits import dtype_name
 from plga.collapse.prompts import digest, neutral_prompts
 from plga.collapse.source import operator_of_file
 from plga.criticality.prompts import read_prompts
 from plga.model.checkpoint import load_model
 from plga.model.digests import digest_file
+from plga.model.modeling import PldrForCausalLM
 from plga.model.tokenizer import load_tokenizer, name_special_tokens
 
 _PACKAGES = ("torch", "transformers", "numpy")
@@ -53,11 +55,13 @@ def of_checkpoint(
         tokenizer: None: the one beside the checkpoint.
 
     Raises:
-        ValueError: another architecture, or a prompt of other than 2 tokens up to the context.
+        ValueError: another architecture, a weight that is not finite, or a prompt of other than 2 tokens up to the
+            context.
         OSError: missing or unreadable.
     """
     files = _digests(checkpoint)  # before it is loaded: a change in between shows in neither half
     model = load_model(checkpoint, dtype)
+    _require_finite(checkpoint, model)
     config = model.config
     text = load_tokenizer(tokenizer or checkpoint, config.vocab_size)
     name_special_tokens(model, text)
@@ -113,8 +117,18 @@ def environment() -> dict[str, str]:
     return {"system": platform.system(), "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
+def _require_finite(checkpoint: Path, model: PldrForCausalLM) -> None:
+    """Raise ValueError on the first tensor with an entry that is not finite: every figure would be of that entry."""
+    for name, tensor in model.state_dict().items():
+        if wrong := int((~tensor.isfinite()).sum()):
+            raise ValueError(
+                f"{checkpoint}: {name} has {wrong} of {tensor.numel()} entries that are not finite in "
+                f"{dtype_name(tensor.dtype)}, expected numbers"
+            )
+
+
 def _settings(seed: int, dtype: torch.dtype) -> Settings:
-    return Settings(seed=seed, dtype=str(dtype).removeprefix("torch."), threads=torch.get_num_threads())
+    return Settings(seed=seed, dtype=dtype_name(dtype), threads=torch.get_num_threads())
 
 
 def _digests(path: Path) -> dict[str, str]:
@@ -137,7 +151,8 @@ def _prompts(tokenizer: PreTrainedTokenizerFast, context: int, file: Path | None
         ids = tokenizer(line, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids[0].long()
         if not _SHORTEST <= len(ids) <= context:
             raise ValueError(
-                f"{file}: prompt {number} has {len(ids)} tokens, expected {_SHORTEST} to {context}, the context"
+                f"{file}: the length of prompt {number} is {len(ids)}, expected {_SHORTEST} to {context} tokens, "
+                "the context"
             )
         rows.append(ids)
     return rows, file.name

@@ -10,6 +10,11 @@ from plga.audit.subject import Subject, Visit
 from plga.model.operator import ConstantOperator
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As people write it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def require_learned(subject: Subject) -> None:
     """Raise NotMeasurable unless the subject has prompts and a model that builds one operator from each."""
     if subject.model is None:

@@ -107,6 +107,7 @@ def _audit(
 
     from plga.audit import source
     from plga.audit.files import AUDIT
+    from plga.audit.run import alone
     from plga.audit.sections import chosen
     from plga.model.atomic import check_new_directory
 
@@ -116,7 +117,9 @@ def _audit(
         task = source.of_checkpoint(checkpoint, prompts, tokenizer, getattr(torch, dtype or "float32"), seed)
     else:
         task = source.of_nothing(seed) if operators is None else source.of_operators(operators, seed)
-    _measure(task, found, out, overwrite)
+    with alone(out):
+        check_new_directory(out, overwrite, AUDIT)  # once more, as another audit may have ended there meanwhile
+        _measure(task, found, out, overwrite)
 
 
 def _measure(task: "Task", found: "list[Section]", out: Path, overwrite: bool) -> None:

@@ -11,7 +11,7 @@ from plga.collapse.absorb import constants
 from plga.collapse.invariance import outputs_over
 from plga.collapse.prompts import Prompts
 from plga.model.checkpoint import load_model
-from plga.model.files import read_safetensors_file
+from plga.model.files import first, read_safetensors_file
 from plga.model.modeling import PldrForCausalLM
 from plga.model.pickles import load_curvatures
 from plga.model.tokenizer import load_tokenizer
@@ -44,10 +44,13 @@ def operator_of_file(file: Path) -> Tensor:
         return load_curvatures(file)
     tensors = read_safetensors_file(file)
     if list(tensors) != [TENSOR] or not tensors[TENSOR].is_floating_point():
-        raise ValueError(f"{file}: holds {', '.join(tensors) or 'nothing'}, expected one floating tensor {TENSOR!r}")
-    if not bool(torch.isfinite(tensors[TENSOR]).all()):
+        raise ValueError(f"{file}: holds {first(list(tensors)) or 'nothing'}, expected one floating tensor {TENSOR!r}")
+    curvature = tensors[TENSOR]
+    if curvature.dim() != 4 or curvature.shape[-1] != curvature.shape[-2] or 0 in curvature.shape:
+        raise ValueError(f"{file}: {TENSOR} is {list(curvature.shape)}, expected [L, H, d, d]")
+    if not bool(torch.isfinite(curvature).all()):
         raise ValueError(f"{file}: {TENSOR} is not finite")
-    return tensors[TENSOR]
+    return curvature
 
 
 def operator_of_checkpoint(checkpoint: Path, which: str, read: Reader) -> Tensor:
