@@ -14,6 +14,7 @@ from matplotlib import image
 
 from plga.audit import source
 from plga.audit.files import compare, write
+from plga.audit.page import unbroken
 from plga.audit.run import run
 from plga.audit.sections import SECTIONS
 from plga.audit.subject import Subject
@@ -73,6 +74,33 @@ def test_every_section_is_on_the_page_and_no_figure_is_empty(browser: str, audit
         assert bool("<image" in figure or figure.count("clip-path") >= 2), label.group(1)
         drawn = re.sub(r"base64,[^\"]*", "", figure)
         assert not re.findall(r"\bnan\b", drawn, flags=re.IGNORECASE), label.group(1)
+
+
+def test_every_figure_that_the_report_promises_is_there(audits: Path) -> None:
+    page = (audits / "critical" / "report.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<figcaption><b>([^<]*)</b>", page)
+    promised = {
+        *("Spectrum of A", "Spectrum of A_LM", "Spectrum of G_LM"),
+        *(f"{symbol}, layer {layer}, head 0" for symbol in ("A", "G_LM") for layer in (0, 1)),
+        *("Order parameters", "Margins against deviations", "Contraction of φ", "Contraction of pairs of rows"),
+    }
+    assert promised <= set(titles)
+    with_published = [letter for letter in SECTIONS if 'data-label="published"' in of_section(page, letter)]
+    assert {"A", "B", "C", "D", "D2", "E", "F", "G", "H", "I", "J"} == set(with_published)
+    for letter in with_published:
+        assert of_section(page, letter).count("<b>Here and published</b>") == 1
+
+
+def of_section(page: str, letter: str) -> str:
+    found = re.search(f'<section id="{letter}">.*?</section>', page, flags=re.DOTALL)
+    assert found is not None
+    return found.group(0)
+
+
+def test_no_line_ends_within_a_number() -> None:
+    assert unbroken("3 · 1.5e-06 < -2e-7") == (
+        '3 · <span class="number">1.5e-06</span> &lt; -<span class="number">2e-7</span>'
+    )
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -125,20 +125,25 @@ def histogram(
         axes.legend()
 
 
-def curves(axes: Axes, groups: Mapping[str, np.ndarray], x: str, y: str) -> None:
-    """Median over instances of curves >= 0, each group [instances, points], with the band from smallest to largest."""
+def curves(axes: Axes, groups: Mapping[str, np.ndarray], x: str, y: str, names: Sequence[object] | None = None) -> None:
+    """Median over instances of curves >= 0, each group [instances, points], with the band from smallest to largest.
+
+    The points are called 1, 2, 3, ..., or by their ``names``.
+    """
     placed = decades(axes.yaxis, *groups.values())
     for (name, _), colour, values in zip(groups.items(), _cycled(len(placed)), placed, strict=True):
         points = np.arange(1, values.shape[-1] + 1)
         axes.fill_between(points, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
         axes.plot(points, np.median(values, axis=0), color=colour, label=name, marker="." if len(points) < 12 else None)
+    if names is not None:
+        axes.set_xticks(np.arange(1, len(names) + 1), [str(name) for name in names])
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if len(groups) > 1:
         axes.legend(ncols=2)
 
 
-def bars(axes: Axes, groups: Mapping[str, np.ndarray], names: Sequence[str], y: str) -> None:
+def bars(axes: Axes, groups: Mapping[str, np.ndarray], names: Sequence[str], y: str, x: str = "") -> None:
     """Bars of values >= 0 over powers of ten; each group has one for each of ``names``."""
     placed = decades(axes.yaxis, *groups.values())
     together = np.concatenate(placed)
@@ -148,9 +153,12 @@ def bars(axes: Axes, groups: Mapping[str, np.ndarray], names: Sequence[str], y: 
         places = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(places, np.nan_to_num(values - floor), width, bottom=floor, color=colour, label=name)
     axes.set_xticks(np.arange(len(names)), names)
+    axes.set_xlabel(x)
     axes.set_ylabel(y)
     if len(groups) > 1:
-        axes.legend()
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.1 * len(groups) * (high - low))  # room for the legend
+        axes.legend(loc="upper center", ncols=2)
 
 
 def cloud(axes: Axes, groups: Mapping[str, tuple[np.ndarray, np.ndarray]], x: str, y: str) -> None:
@@ -163,6 +171,19 @@ def cloud(axes: Axes, groups: Mapping[str, tuple[np.ndarray, np.ndarray]], x: st
     axes.set_ylabel(y)
     if len(groups) > 1:
         axes.legend(markerscale=3)
+
+
+def against(axes: Axes, across: np.ndarray, up: np.ndarray, x: str, y: str) -> None:
+    """Points of values >= 0 on powers of ten, the same on both axes, with the line on which both values are one."""
+    places = decades(axes.xaxis, across, up)
+    decades(axes.yaxis, across, up)
+    finite = np.concatenate([values.ravel() for values in places])
+    finite = finite[np.isfinite(finite)]
+    ends = [finite.min() - 0.2, finite.max() + 0.2] if finite.size else [0.0, 1.0]
+    axes.plot(ends, ends, ":", color=COLOURS[-1])
+    axes.plot(places[0].ravel(), places[1].ravel(), ".", markersize=4, color=COLOURS[0], alpha=0.6)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
 
 
 def ranges(axes: Axes, rows: Mapping[str, Sequence[np.ndarray]]) -> None:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
+from plga.audit.bound_chain import factors
 from plga.audit.concentration import bernstein
-from plga.audit.drawing import HEIGHT, Drawing, bars, cloud, curves, draw, heat_map, histogram, ranges
-from plga.audit.record import Figure
+from plga.audit.drawing import HEIGHT, Drawing, against, bars, cloud, curves, draw, heat_map, histogram, ranges
+from plga.audit.record import Figure, Number
 from plga.criticality.order_parameter import SYMBOLS
 
 
@@ -33,23 +34,26 @@ def drawings(letter: str, raw: Any, quantities: Sequence[Figure], name: str) -> 
 
 
 def _published(quantities: Sequence[Figure]) -> list[_Painted]:
-    """Quantities whose published figure is [min, median, max], as theirs is here."""
-    pairs = {
-        q.name: (q.value, q.published)
-        for q in quantities
-        if isinstance(q.value, list) and isinstance(q.published, list) and None not in (*q.value, *q.published)
-    }
+    """Quantities with a published figure: [min, median, max], or one number, which is all three."""
+    found = {q.name: (_three(q.value), _three(q.published)) for q in quantities}
+    pairs = {name: (ours, theirs) for name, (ours, theirs) in found.items() if ours is not None and theirs is not None}
     if not pairs:
         return []
     return [
         _Painted(
             "Here and published",
-            "Smallest, median (dot) and largest; in colour what was measured here, in grey what was published of "
-            "SOC-110M-5 or of its initialization.",
-            lambda axes: ranges(axes, {name: [np.array(v, dtype=float) for v in pair] for name, pair in pairs.items()}),
+            "Smallest, median (dot) and largest, or one number; in colour what was measured here, in grey what was "
+            "published of SOC-110M-5, of its initialization, or of the checkpoint that the table names.",
+            lambda axes: ranges(axes, pairs),
             0.5 + 0.42 * max(len(pairs), 3),
         )
     ]
+
+
+def _three(value: Number) -> np.ndarray | None:
+    """Smallest, median and largest; None where there is no number."""
+    three = value if isinstance(value, list) else [value] * 3
+    return None if isinstance(value, bool) or None in three else np.array(three, dtype=np.float64)
 
 
 def _multipliers(raw: Any) -> list[_Painted]:
@@ -185,19 +189,39 @@ def _concentration(raw: Any) -> list[_Painted]:
     return [
         _Painted(
             "Spread of D / S",
-            "Relative to the mean over the prompts, at S = 1, 2, 4, ...; the bound supposes independent rows.",
-            lambda axes: curves(axes, groups, "1 + log2 S", "spread"),
+            "Relative to the mean over the prompts; the bound supposes independent rows.",
+            lambda axes: curves(axes, groups, "S", "spread", raw.lengths.tolist()),
+        )
+    ]
+
+
+def _bound_chain(raw: Any) -> list[_Painted]:
+    found = factors(raw)
+    groups = {
+        "ι of a change of G_LM": found.injection,
+        "ρ of the remainder": found.remainder,
+        "τ in all": found.transfer,
+    }
+    layers = [str(layer) for layer in range(len(found.injection))]
+    return [
+        _Painted(
+            "Factors of the bound chain",
+            "By how much each layer may stretch: what a change of its G_LM injects, what follows the attention in it, "
+            "and the whole of it.",
+            lambda axes: bars(axes, groups, layers, "factor", "layer"),
         )
     ]
 
 
 def _decoding(raw: Any) -> list[_Painted]:
-    groups = {"2 x deviation": 2 * raw.deviation, "margin": raw.margin}
     return [
         _Painted(
             "Margins against deviations",
-            "Of every step of greedy decoding; where twice the deviation lies below the margin the token is the same.",
-            lambda axes: histogram(axes, groups, "logit", "steps"),
+            "Of every step of greedy decoding; above the line, where twice the deviation lies below the margin, the "
+            "token is the same.",
+            lambda axes: against(
+                axes, 2 * raw.deviation, raw.margin, "twice the largest deviation of a logit", "margin"
+            ),
         )
     ]
 
@@ -269,6 +293,7 @@ FIGURES: Mapping[str, Callable[[Any], list[_Painted]]] = {
     "D2": _commutant,
     "E": _contraction,
     "E2": _concentration,
+    "F": _bound_chain,
     "G": _decoding,
     "J": _contract,
     "H": _acyclicity,

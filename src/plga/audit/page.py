@@ -1,12 +1,13 @@
 """``report.html``: one file for people, of one audit or of several side by side; it loads nothing."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from plga.audit.drawing import Drawing
 from plga.audit.figures import drawings
@@ -49,11 +50,16 @@ def page(audits: Sequence[Audit], digest: str | None = None) -> str:
     """The page of one audit, with the ``digest`` of its record, or of several side by side."""
     template = resources.files("plga.audit").joinpath("report.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"shown": shown, "number": _number, "inline": _trusted}
+    environment.filters |= {"shown": shown, "number": _number, "unbroken": unbroken, "inline": _trusted}
     letters = list(dict.fromkeys(letter for audit in audits for letter in audit.record.sections))
     return environment.from_string(template).render(
         audits=audits, digest=digest, sections=[_section(letter, audits) for letter in letters]
     )
+
+
+def unbroken(text: str) -> Markup:
+    """A text in which no line ends within a number, as after the e- of 1e-06."""
+    return Markup(re.sub(r"[\d.]+e-\d+", r'<span class="number">\g<0></span>', str(escape(text))))
 
 
 def shown(figure: Figure) -> str:
