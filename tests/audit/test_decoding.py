@@ -15,6 +15,7 @@ def test_by_hand() -> None:
     """Two prompts of three steps; 2 B / margin is 0.5, 1, 4 and 0 three times."""
     raw = CachedDecoding(
         tokens=np.array([[5, 5, 5], [1, 2, 1]]),
+        logits=np.array([[[2.0, 4.0, 3.0], [1.0, 3.0, 5.0]], [[1.5, 4.0, 2.0], [1.0, 3.0, 5.0]]]),
         deviation=np.array([[0.5, 1.0, 2.0], [0.0, 0.0, 0.0]]),
         margin=np.array([[2.0, 2.0, 1.0], [1.0, 3.0, 0.25]]),
         same=np.array([[True, True, False], [True, True, True]]),
@@ -22,6 +23,8 @@ def test_by_hand() -> None:
         curvature_size=np.array([[[4.0], [4.0], [4.0]], [[0.0], [2.0], [2.0]]]),
     )
     found = by_name(SECTION, raw)
+    assert found["logit of the written token, recomputed"] == [1.0, 3.0, 5.0]
+    assert found["logit of the written token, kept"] == [1.0, 2.5, 5.0]
     assert found["logit deviation B"] == [0.0, 0.25, 2.0] and found["largest logit deviation B"] == 2.0
     assert found["decoding margin"] == [0.25, 1.5, 3.0]
     assert found["smallest decoding margin of a prompt"] == [0.25, 0.625, 1.0]
@@ -50,6 +53,9 @@ def test_each_step_is_a_pass_over_its_prefix() -> None:
             best = out.logits[0, -1].topk(2)
             assert int(best.indices[0]) == raw.tokens[number, step]
             assert raw.margin[number, step] == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-5)
+            assert raw.logits[0, number, step] == pytest.approx(float(best.values[0]), abs=1e-5)
+            gap = abs(raw.logits[1, number, step] - raw.logits[0, number, step])
+            assert gap <= raw.deviation[number, step]
             rebuilt = torch.cat([layer.curvature for layer in out.deductive])
             size = rebuilt.abs().amax(dim=(1, 2, 3)).numpy()
             np.testing.assert_allclose(raw.curvature_size[number, step], size, rtol=1e-3)

@@ -37,6 +37,7 @@ class CachedDecoding:
 
     Attributes:
         tokens: that the recomputed decoding writes, [N, T].
+        logits: of the token that is written, by the recomputed and by the kept operator, [2, N, T].
         deviation: B, the largest difference of a logit between the two on one prefix, [N, T].
         margin: between the best and the second best recomputed logit, [N, T].
         same: whether the kept operator's best token is the recomputed one, [N, T].
@@ -45,6 +46,7 @@ class CachedDecoding:
     """
 
     tokens: np.ndarray
+    logits: np.ndarray
     deviation: np.ndarray
     margin: np.ndarray
     same: np.ndarray
@@ -67,11 +69,12 @@ def measure(subject: Subject) -> CachedDecoding:
         rows = [_of_prompt(subject, prompt, new_tokens) for prompt in subject.prompts]
     except FloatingPointError as error:
         raise NotMeasurable(str(error)) from error
-    return CachedDecoding(*(torch.stack(tensors).cpu().numpy() for tensors in zip(*rows, strict=True)))
+    tokens, logits, *others = (torch.stack(tensors).cpu().numpy() for tensors in zip(*rows, strict=True))
+    return CachedDecoding(tokens, np.moveaxis(logits, 1, 0), *others)
 
 
 def _of_prompt(subject: Subject, prompt: Tensor, new_tokens: int) -> tuple[Tensor, ...]:
-    """The fields of CachedDecoding for one prompt, in their order."""
+    """The fields of CachedDecoding for one prompt, in their order; ``logits`` [2, T]."""
     model = subject.model
     assert model is not None
     ids = prompt.unsqueeze(0).to(model.device)
@@ -88,11 +91,13 @@ def _of_prompt(subject: Subject, prompt: Tensor, new_tokens: int) -> tuple[Tenso
             raise FloatingPointError(f"logits of the {name} operator are not finite in {dtype_name(model.dtype)}")
     of_prompt = [cache.curvature(layer) for layer in range(len(subject.layers))]
     kept_curvature = torch.cat([curvature for curvature in of_prompt if curvature is not None]).double()
+    written = recomputed.tokens[0]
     return (
-        recomputed.tokens[0],
+        written,
+        torch.stack([of.double().gather(1, written[:, None])[:, 0] for of in (ours, kept)]),
         (kept.double() - ours.double()).abs().amax(dim=-1),
         recomputed.margins[0].double(),
-        kept.argmax(dim=-1) == recomputed.tokens[0],
+        kept.argmax(dim=-1) == written,
         (rebuilt - kept_curvature).abs().amax(dim=(-3, -2, -1)),
         rebuilt.abs().amax(dim=(-3, -2, -1)),
     )
@@ -121,6 +126,8 @@ def quantities(raw: CachedDecoding) -> list[Quantity]:
     deviations = published(_PAPER, "max_logit_deviation")
     assert isinstance(margins, list) and isinstance(deviations, list)
     return [
+        Quantity("logit of the written token, recomputed", spread(raw.logits[0]), _STEPS),
+        Quantity("logit of the written token, kept", spread(raw.logits[1]), _STEPS),
         Quantity("logit deviation B", spread(raw.deviation), _STEPS, formula=_DEVIATION),
         Quantity(
             "largest logit deviation B",
