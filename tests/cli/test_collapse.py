@@ -121,6 +121,57 @@ def test_data_a_file_and_another_checkpoint(checkpoint: Path, frozen: Path, anyt
         assert torch.equal(own, constants(load_model(tmp_path / which)))
 
 
+def test_a_guard_is_written_with_it(checkpoint: Path, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ending = collapse(checkpoint, out, "--prompts", lines, "--force", "--guard", 5)
+    assert f"wrote {out}: constant operator, COLLAPSE.md, collapse_report.json, guard.safetensors" in ending.out, ending
+    guarded, learned = load_model(out), load_model(checkpoint)
+    assert guarded.generation_config.guard == {
+        "every": 5,
+        "margin_factor": 2.0,
+        "deviation": report(out)["written"]["fidelity"]["float32"]["all"]["largest_deviation"],  # type: ignore[index]
+        "tolerance": 1e-3,
+    }
+    # This operator depends on the input, so from the first check on the guard has fallen back.
+    ids = load_tokenizer(out)("def f(x):", return_tensors="pt").input_ids
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    written = guarded.generate(ids, **options)
+    assert written.guard[0].fallbacks == 1
+    text = written.sequences[:, : ids.shape[1] + 4]
+    assert torch.equal(learned.generate(text, max_new_tokens=4, do_sample=False), written.sequences)
+    # With weights in bfloat16 the deviation is that in bfloat16.
+    save_model(load_model(checkpoint, torch.bfloat16), tmp_path / "cast", tokenizer=load_tokenizer(checkpoint))
+    assert collapse(tmp_path / "cast", tmp_path / "16", "--prompts", lines, "--force", "--guard", 5).code == 0
+    deviation = report(tmp_path / "16")["written"]["fidelity"]["bfloat16"]["all"]["largest_deviation"]  # type: ignore[index]
+    assert load_model(tmp_path / "16", dtype=None).generation_config.guard["deviation"] == deviation
+
+
+def test_what_cannot_be_guarded(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert collapse(checkpoint, out, "--guard", 0).error() == "--guard is 0, expected a whole number of tokens >= 1"
+    both = collapse(checkpoint, out, "--guard", 1, "--project-commutant").error()
+    assert both == "--guard and --project-commutant are both given, but what is absorbed cannot be watched"
+    save_file({"curvature": torch.eye(4).expand(2, 2, 4, 4).clone()}, tmp_path / "g.safetensors")
+    absorbed = collapse(checkpoint, out, "--freeze", tmp_path / "g.safetensors", "--force", "--guard", 1)
+    assert "was absorbed into the queries, so no guard can watch it; leave out --guard" in absorbed.err
+    chunked = load_model(checkpoint)
+    chunked.config.gram, chunked.config.gram_chunk, chunked.config.operator_mode = "chunked", 4, "chunked"
+    save_model(chunked, tmp_path / "chunked", tokenizer=load_tokenizer(checkpoint))
+    message = "is learned with a chunked Gram, expected learned with a global one"
+    assert message in collapse(tmp_path / "chunked", out, "--guard", 1).error()
+    assert not out.exists()
+
+
+def test_what_is_read_is_not_written_into(checkpoint: Path, frozen: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(checkpoint, tmp_path / "own"))
+    (tmp_path / "link").symlink_to(own)
+    for out in (own, own / "out", tmp_path / "link", tmp_path / "link" / "out"):
+        message = f"--out is {out}, expected a folder outside of {own}, which is read and stays as it is"
+        assert collapse(own, out, "--overwrite").error() == message
+    assert "expected a folder outside of" in collapse(frozen, own, "--operator", own, "--overwrite").error()
+    assert {path.name for path in own.iterdir()} == {path.name for path in checkpoint.iterdir()}
+
+
 def test_a_projected_operator_is_absorbed(checkpoint: Path, anything: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ending = collapse(checkpoint, out, "--thresholds", anything, "--project-commutant")

@@ -54,6 +54,12 @@ def command(
             "--project-commutant", help="Keep of G what commutes with the rotations, and absorb it into the queries."
         ),
     ] = False,
+    guard: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Add a runtime guard: it checks the constant every N tokens (64, say) and at close calls."
+        ),
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer, if the checkpoint has none beside it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write a checkpoint whose operator depends on the input.")] = (
         False
@@ -73,11 +79,16 @@ def command(
         raise ValueError(f"--freeze is {freeze!r}, and there is no such file; expected mean, first or a file")
     if operator is not None and not own:
         raise ValueError(f"--freeze is {freeze!r}, expected mean or first with --operator")
+    if guard is not None and guard < 1:
+        raise ValueError(f"--guard is {guard}, expected a whole number of tokens >= 1")
+    if guard is not None and project_commutant:
+        raise ValueError("--guard and --project-commutant are both given, but what is absorbed cannot be watched")
 
     import torch
     from rich.console import Console
 
     from plga.collapse.collapse import collapse, write
+    from plga.collapse.guard import require_guardable
     from plga.collapse.report import record, texts
     from plga.collapse.source import operator_of_checkpoint, operator_of_file
     from plga.collapse.verdict import load_thresholds
@@ -86,8 +97,13 @@ def command(
     from plga.model.tokenizer import load_tokenizer, name_special_tokens
 
     check_new_directory(out, overwrite)
+    for source in filter(None, (checkpoint, operator)):
+        if source.resolve() in (out.resolve(), *out.resolve().parents):
+            raise ValueError(f"--out is {out}, expected a folder outside of {source}, which is read and stays as it is")
     limits = load_thresholds(thresholds)
     model = load_model(checkpoint, dtype=None)
+    if guard is not None:
+        require_guardable(model)
     text = load_tokenizer(tokenizer or checkpoint, model.config.vocab_size)
     name_special_tokens(model, text)
     kept = model.dtype
@@ -98,17 +114,17 @@ def command(
         return _read(tokenizer, reader.config.max_position_embeddings, steps, prompts, data)
 
     found = read(text, model)
-    source: tuple[str, Tensor | None] = (freeze, None)
+    origin: tuple[str, Tensor | None] = (freeze, None)
     if operator is not None:
-        source = f"that of {operator.name} ({freeze})", operator_of_checkpoint(operator, freeze, read)
+        origin = f"that of {operator.name} ({freeze})", operator_of_checkpoint(operator, freeze, read)
     elif not own:
-        source = f"that of {Path(freeze).name}", operator_of_file(Path(freeze))
+        origin = f"that of {Path(freeze).name}", operator_of_file(Path(freeze))
     console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
     outcome = collapse(
         model,
         found,
         steps,
-        source,
+        origin,
         getattr(torch, dtype),
         limits,
         project_commutant,
@@ -116,8 +132,9 @@ def command(
     )
     report = record(outcome, checkpoint.name)
     _print(report, console)
-    write(outcome, out, kept, text, texts(report), overwrite, force)
-    console.print(f"wrote {out}: {_kind(report)}, COLLAPSE.md, collapse_report.json", markup=False, soft_wrap=True)
+    write(outcome, out, kept, text, texts(report), overwrite, force, None if guard is None else (model, guard))
+    parts = [_kind(report), "COLLAPSE.md", "collapse_report.json", *(["guard.safetensors"] if guard else [])]
+    console.print(f"wrote {out}: {', '.join(parts)}", markup=False, soft_wrap=True)
 
 
 def _read(

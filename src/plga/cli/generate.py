@@ -90,10 +90,15 @@ def command(
         typer.echo(f"plga: stopped at the context of {context} tokens", err=True)
     for seen in getattr(output, "guard", None) or ():
         typer.echo(
-            f"plga: guard: {seen.checks} checks, {seen.fallbacks} fall-backs, {seen.recomputed} of {seen.tokens} tokens"
-            f" recomputed, worst deviation of G {seen.curvature_deviation:.1e}, of logits {seen.logit_deviation:.1e}",
+            f"plga: guard: {_count(seen.checks, 'check')}, {_count(seen.fallbacks, 'fall-back')}, {seen.recomputed} of "
+            f"{_count(seen.tokens, 'token')} recomputed, worst deviation of G {seen.curvature_deviation:.1e}, "
+            f"of logits {seen.logit_deviation:.1e}",
             err=True,
         )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _require_finite(input_ids: "Tensor", logits: "Tensor") -> "Tensor":

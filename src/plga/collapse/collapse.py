@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from plga.collapse import absorb
 from plga.collapse.bound import Bound, perturbation_bound
 from plga.collapse.freeze import freeze
+from plga.collapse.guard import TOLERANCE, attach_guard
 from plga.collapse.invariance import Invariance, distance, invariance, outputs_over
 from plga.collapse.loss import Price, price
 from plga.collapse.prompts import Prompts
@@ -20,6 +21,7 @@ from plga.collapse.steps import Steps, compare_steps, summary
 from plga.collapse.verdict import INPUT_DEPENDENT, Figures, Thresholds, Verdict, verdict
 from plga.criticality.order_parameter import Deductive, fluctuation
 from plga.model.checkpoint import save_model
+from plga.model.guard_settings import GuardSettings
 from plga.model.modeling import PldrForCausalLM
 
 
@@ -135,6 +137,7 @@ def write(
     texts: dict[str, str],
     overwrite: bool = False,
     force: bool = False,
+    guard: tuple[PldrForCausalLM, int] | None = None,
 ) -> None:
     """Write the constant checkpoint with its reports, whole or not at all.
 
@@ -145,9 +148,11 @@ def write(
         tokenizer: written beside them.
         texts: reports by file name.
         force: write an ``input-dependent`` one too.
+        guard: the learned model, and ``every`` of GuardSettings, to write a runtime guard too.
 
     Raises:
-        ValueError: the verdict is ``input-dependent`` without ``force``; it says what would be lost.
+        ValueError: the verdict is ``input-dependent`` without ``force``; it says what would be lost. Or a guard for
+            what was absorbed.
         FileExistsError, OSError: as ``save_model``.
     """
     written = outcome.written
@@ -159,7 +164,19 @@ def write(
             f"score by {lost.block.moved:.2g} and {lost.sequential.moved:.2g} in the mean; nothing is written without "
             "--force"
         )
-    save_model(copy.deepcopy(written.model).to(dtype), out, overwrite, tokenizer, texts)
+    model = copy.deepcopy(written.model).to(dtype)
+    if guard is not None:
+        if written.absorbed:
+            raise ValueError("the operator was absorbed into the queries, so no guard can watch it; leave out --guard")
+        learned, every = guard
+        attach_guard(model, learned, GuardSettings(every, 2.0, largest_deviation(written, dtype), TOLERANCE))
+    save_model(model, out, overwrite, tokenizer, texts)
+
+
+def largest_deviation(candidate: Candidate, dtype: torch.dtype) -> float:
+    """Of a logit at any decoding step, in ``dtype``; where that was not measured, in any that was."""
+    figures = {name: summary(steps).largest_deviation for name, steps in candidate.fidelity.items()}
+    return figures.get(str(dtype).removeprefix("torch."), max(figures.values()))
 
 
 def _candidate(

@@ -105,11 +105,15 @@ def write_guard(learned: PldrForCausalLM, folder: str | Path, settings: GuardSet
         settings_file.write_text(text + "\n", encoding="utf-8")
 
 
-def _operators(learned: PldrForCausalLM) -> dict[str, Tensor]:
-    """Tensors of the operators that a guard can rebuild: those of one Gram of the whole prefix."""
+def require_guardable(learned: PldrForCausalLM) -> None:
+    """Raise ValueError unless a guard can rebuild the operators: those of one Gram of the whole prefix."""
     if learned.config.operator != "learned" or learned.config.gram != "global":
         raise ValueError(
             f"the operator of the model to guard with is {learned.config.operator} with a {learned.config.gram} Gram, "
             "expected learned with a global one"
         )
+
+
+def _operators(learned: PldrForCausalLM) -> dict[str, Tensor]:
+    require_guardable(learned)
     return operator_tensors(learned)

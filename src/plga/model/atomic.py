@@ -1,5 +1,7 @@
 """Files and directories that appear whole or not at all."""
 
+import ctypes
+import errno
 import json
 import os
 import re
@@ -17,35 +19,68 @@ def new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint of a 
     """A temporary directory beside ``target`` that takes its place when the block ends without an error.
 
     On an error, or when the process is interrupted in the block, the temporary directory goes and ``target`` stays as
-    it was. What is written is on the disk before it is renamed.
+    it was. What is written is on the disk before it is renamed. Whoever reads ``target`` meanwhile finds the old or the
+    new, also when this process is killed: both change places at once. Where a file system cannot do that, there is a
+    moment in which only hidden siblings hold them.
 
     Raises:
-        FileExistsError: as ``check_new_directory``.
+        FileExistsError: as ``check_new_directory``, before or after the block.
         OSError: the disk is full, and whatever else the file system says.
     """
     target = target.resolve()
-    full = check_new_directory(target, overwrite, kind)
+    check_new_directory(target, overwrite, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = _sibling(target), _sibling(target)
-    temporary.mkdir()
     try:
         with _disk_errors(target):
+            temporary.mkdir()
+            mode = temporary.stat().st_mode & 0o666  # what the umask of this process leaves to others
             yield temporary
             for path in (*temporary.rglob("*"), temporary):
+                if path.is_file():
+                    path.chmod(mode)  # safetensors hides its files from everybody else
                 _sync(path)
-            if full:
-                os.rename(target, old)
-            try:
-                os.rename(temporary, target)
-            except BaseException:
-                if full:
-                    os.rename(old, target)
-                raise
+            # Once more: another process may have put something there meanwhile.
+            if check_new_directory(target, overwrite, kind):
+                _replace(target, temporary, old)
+            else:
+                _put(temporary, target)
             _sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _put(temporary: Path, target: Path) -> None:
+    try:
+        os.rename(temporary, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise _taken(target) from error
+        raise
+
+
+def _replace(target: Path, temporary: Path, old: Path) -> None:
+    """Put ``temporary`` in the place of ``target``, which goes to one of the other two."""
+    if _exchanged(target, temporary):
+        return
+    os.rename(target, old)
+    try:
+        os.rename(temporary, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two directories change places in one step; False: this system or file system has no such step."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):  # not Linux
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint of a PLDR-LLM") -> bool:
@@ -58,11 +93,15 @@ def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint
     Raises:
         FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
             holds something else than ``kind``.
+        OSError: nothing can be written where it is to be.
     """
     target = target.resolve()
+    parent = next(folder for folder in target.parents if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{parent} cannot be written to, expected a folder for {target.name} that can")
     full = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if full and not overwrite:
-        raise FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
+        raise _taken(target)
     if full and not _REPLACEABLE[kind](target):
         raise FileExistsError(f"{target} exists and is not {kind} alone, so it is not overwritten")
     return full
@@ -83,13 +122,20 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     temporary = _sibling(target)
     try:
         with _disk_errors(target):
+            temporary.touch()
+            mode = temporary.stat().st_mode & 0o666  # as in new_directory
             yield temporary
+            temporary.chmod(mode)
             _sync(temporary)
             if overwrite or not _linked(temporary, target):
                 os.replace(temporary, target)
             _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _taken(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
 
 
 def _exists(target: Path) -> FileExistsError:

@@ -63,18 +63,19 @@ class Watch:
         self.statistics = tuple(GuardStatistics() for _ in prompts)
         # Lists and not tensors: a step takes few operations, so that it costs little where there is nothing to check.
         self.finished, self.fallen = [False] * len(prompts), [False] * len(prompts)
-        self.unchecked = [0] * len(prompts)  # tokens since the last check
+        self.unchecked = [0] * len(prompts)  # tokens since the last check, the one to be chosen included
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits [B, V] of the next token after ``input_ids`` [B, T], changed in place."""
         threshold = self.settings.margin_factor * self.settings.deviation
         close = [best - second < threshold for best, second in scores.topk(2, dim=-1).values.tolist()]
         writing = [row for row, finished in enumerate(self.finished) if not finished]
+        for row in writing:
+            self.unchecked[row] += 1
         due = [r for r in writing if close[r] or self.fallen[r] or self.unchecked[r] >= self.settings.every]
         if due:
             self._check(due, input_ids, scores)
         for row in writing:
-            self.unchecked[row] += 1
             self.statistics[row].tokens += 1
             self.statistics[row].recomputed += self.fallen[row]
         return scores

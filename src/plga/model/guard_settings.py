@@ -11,7 +11,7 @@ class GuardSettings:
     """When the guard looks, and what it then tolerates.
 
     Args:
-        every: tokens that a sequence may write without a check, >= 1.
+        every: of so many tokens of a sequence one is checked at least, the last; 1: each is, >= 1.
         margin_factor: a check also where the two best logits of the constant operator lie closer together than this
             many times ``deviation``, >= 0. With 2, and logits that deviate by no more than ``deviation``, every token
             that the constant writes unchecked is the one of the learned operator (arXiv:2608.10288, the sufficient
