@@ -13,6 +13,7 @@ from torch import Tensor
 from plga.model.cache import PldrCache
 from plga.model.checkpoint import load_model, save_model
 from plga.model.configuration import MODES
+from plga.model.digests import digest_tensor
 from plga.model.modeling import PldrForCausalLM
 from plga.model.seal import TRUST, SealPolicy
 from plga.model.signing import create_keys, read_public_key
@@ -205,7 +206,8 @@ def test_what_the_file_says_is_not_believed(tmp_path: Path, tokenizer: Any) -> N
     changes = {
         "saved for another format: null": lambda said, _: said.pop("format"),
         "saved for another model": lambda said, _: said.pop("model"),
-        "mode is 3, expected one of": lambda said, _: said.update(mode=3),
+        "mode is null, expected one of": lambda said, _: said.update(mode=None),
+        r"p\.safetensors: mode is 3, expected one of": lambda said, _: said.update(mode=3),
         "mode is 'prompt', but the operator of this model is constant": lambda said, _: said.update(mode="prompt"),
         "it does not say what its tensors are": lambda said, _: said.update(tensors=[]),
         r"layers\.0\.keys differs": lambda said, _: said["tensors"].pop("layers.0.keys"),
@@ -223,6 +225,58 @@ def test_what_the_file_says_is_not_believed(tmp_path: Path, tokenizer: Any) -> N
         PldrCache.load(path, model, tokenizer, ids)
     with pytest.raises(FileNotFoundError, match="expected a saved cache"):
         PldrCache.load(tmp_path / "absent", model, tokenizer, ids)
+
+
+def with_own_digests(path: Path, name: str, change: Any) -> None:
+    """Change a tensor of a saved cache, and what the cache says of it, as anybody can who need not sign."""
+
+    def both(statement: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors[name] = change(tensors[name])
+        statement["tensors"][name] = digest_tensor(tensors[name])
+
+    restated(path, both)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_that_no_model_computes(tmp_path: Path, tokenizer: Any, mode: str) -> None:
+    model = model_for(mode, dtype=torch.float32, **({"operator_mode": mode} if mode == "prompt" else {}))
+    ids, path = tokens(1, PREFIX), tmp_path / "p.safetensors"
+    cache = prefilled(model, ids)
+    cache.save(path, model, tokenizer, ids)
+    changes = {
+        "is not finite, expected finite numbers": lambda t: torch.full_like(t, torch.nan),
+        "is float16, expected ": lambda t: t.half(),
+        "is float64, expected ": lambda t: t.double(),
+        "is bool, expected ": lambda t: t > 0,
+        "is int32, expected ": lambda t: t.int(),
+    }
+    for name, tensor in load_file(path).items():
+        for message, change in changes.items():
+            if message.startswith("is not finite") and not tensor.is_floating_point():
+                continue
+            cache.save(path, model, tokenizer, ids, overwrite=True)
+            with_own_digests(path, name, change)
+            with pytest.raises(ValueError, match=rf"p\.safetensors: {name} {message}"):
+                PldrCache.load(path, model, tokenizer, ids)
+    with pytest.raises(ValueError, match="input_ids is float32, expected integers"):
+        PldrCache.load(path, model, tokenizer, ids + 0.5)
+    with pytest.raises(ValueError, match='saved for another mode: ".*", expected ""'):
+        cache.save(path, model, tokenizer, ids, overwrite=True)
+        PldrCache.load(path, model, tokenizer, ids, mode="")
+    with torch.no_grad():
+        for layer in cache.layers:
+            layer.keys[0, 0, 0, 0] = torch.nan  # type: ignore[index]
+    with pytest.raises(ValueError, match=r"layers\.0\.keys is not finite"):
+        cache.save(path, model, tokenizer, ids, overwrite=True)
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 100_000_001, 2**20])
+def test_a_header_that_says_to_be_huge(tmp_path: Path, tokenizer: Any, length: int) -> None:
+    model, ids, path = constant(torch.float32), tokens(1, PREFIX), tmp_path / "p.safetensors"
+    prefilled(model, ids).save(path, model, tokenizer, ids)
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
+    with pytest.raises(ValueError, match=r"p\.safetensors: truncated, or not a safetensors file"):
+        PldrCache.load(path, model, tokenizer, ids)
 
 
 def test_signatures(tmp_path: Path, tokenizer: Any, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plga.model.atomic import new_file
 from plga.model.cache import ChunkState, PldrCache, PldrCacheLayer
-from plga.model.configuration import PldrConfig
+from plga.model.configuration import MODES, PldrConfig
 from plga.model.digests import digest_tensor
 from plga.model.seal import SealPolicy, default_policy
 from plga.model.signing import SIGNATURE, check_signature, parse, read_private_key, render, sign
@@ -43,6 +43,7 @@ def save_prefix(
     """See PldrCache.save."""
     binding, tensors = _binding(model, tokenizer, input_ids), _tensors(cache)
     _require_shapes(str(path), tensors, _shapes(model.config, cache.mode, *input_ids.shape))
+    _require_numbers(str(path), tensors, cache.mode, model.dtype)
     signer = None if key is None else read_private_key(Path(key))
     statement = {
         "format": FORMAT,
@@ -82,7 +83,10 @@ def load_prefix(
         raise ValueError(f"{path}: not a cache that PldrCache.save wrote: it does not say what it belongs to")
     statement = parse(metadata["plga"], str(path))
     _require_trusted(path, statement, policy)
-    expected = {"format": FORMAT, **_binding(model, tokenizer, input_ids), "mode": mode or statement.get("mode")}
+    if statement.get("mode") not in MODES:
+        raise ValueError(f"{path}: mode is {_short(statement.get('mode'))}, expected one of {', '.join(MODES)}")
+    wanted_mode = statement["mode"] if mode is None else mode
+    expected = {"format": FORMAT, **_binding(model, tokenizer, input_ids), "mode": wanted_mode}
     for name, value in expected.items():
         if statement.get(name) != value:
             saved_for, wanted = _short(statement.get(name)), _short(value)
@@ -95,6 +99,7 @@ def load_prefix(
         if saved.get(name) != found.get(name):
             raise ValueError(f"{path}: {name} differs: not what was saved")
     _require_shapes(str(path), tensors, _shapes(model.config, cache.mode, *input_ids.shape))
+    _require_numbers(str(path), tensors, cache.mode, model.dtype)
     _fill(cache, {name: tensor.to(model.device) for name, tensor in tensors.items()})
     return cache
 
@@ -115,6 +120,8 @@ def _binding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, input_i
     """What a cache is of: the dtype and, as SHA-256, the model, the tokenizer and the tokens."""
     if input_ids.dim() != 2:
         raise ValueError(f"input_ids is {tuple(input_ids.shape)}, expected [B, S]")
+    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
+        raise ValueError(f"input_ids is {str(input_ids.dtype).removeprefix('torch.')}, expected integers")
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "model": model_digest(model),
@@ -175,6 +182,21 @@ def _require_shapes(what: str, tensors: dict[str, Tensor], expected: dict[str, t
         if name not in expected or shape != list(expected[name]):
             wanted = list(expected[name]) if name in expected else None
             raise ValueError(f"{what}: {name} is {shape or 'missing'}, expected {wanted or 'no such tensor'}")
+
+
+def _require_numbers(what: str, tensors: dict[str, Tensor], mode: str, dtype: torch.dtype) -> None:
+    """What nobody has signed may hold any numbers: these are of the kinds that a model computes, and finite."""
+    for name, tensor in tensors.items():
+        kinds = [dtype]
+        if mode == "recompute" and name.endswith(".values"):
+            kinds = [torch.int64]  # positions
+        elif ".chunks." in name or name.endswith(".curvature"):
+            kinds = [dtype, torch.promote_types(dtype, torch.float32)]  # Grams are summed in float32 or wider
+        if tensor.dtype not in kinds:
+            said, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, kinds[-1]))
+            raise ValueError(f"{what}: {name} is {said}, expected {wanted}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{what}: {name} is not finite, expected finite numbers")
 
 
 def _fill(cache: PldrCache, tensors: dict[str, Tensor]) -> None:
