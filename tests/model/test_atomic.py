@@ -112,7 +112,6 @@ def test_the_umask_says_who_may_read(tmp_path: Path) -> None:
         with new_directory(tmp_path / "d", overwrite=False) as folder:
             (folder / "weights").touch(0o600)
         with new_file(tmp_path / "f", overwrite=False) as file:
-            file.unlink()
             file.touch(0o600)
     finally:
         os.umask(before)

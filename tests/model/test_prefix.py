@@ -260,7 +260,7 @@ def test_numbers_that_no_model_computes(tmp_path: Path, tokenizer: Any, mode: st
                 PldrCache.load(path, model, tokenizer, ids)
     with pytest.raises(ValueError, match="input_ids is float32, expected integers"):
         PldrCache.load(path, model, tokenizer, ids + 0.5)
-    with pytest.raises(ValueError, match='saved for another mode: ".*", expected ""'):
+    with pytest.raises(ValueError, match=r'saved for another mode: ".*", expected ""'):
         cache.save(path, model, tokenizer, ids, overwrite=True)
         PldrCache.load(path, model, tokenizer, ids, mode="")
     with torch.no_grad():

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,24 @@ def test_an_older_seal(sealed: Path, keys: Path, ours: str, tmp_path: Path, monk
     assert found is not None and found.serial < newer.serial
     remember_serial(trust, found)
     assert read_policy(trust).newest == {"model": newer.serial}
+
+
+REMEMBERING = """
+import sys
+from pathlib import Path
+from plga.model.seal import Seal, remember_serial
+for serial in range(1, 31):
+    remember_serial(Path(sys.argv[1]), Seal(sys.argv[2], serial, "", {}, {}, None))
+"""
+
+
+def test_processes_that_remember_at_once_all_do(tmp_path: Path) -> None:
+    trust = tmp_path / "trust.json"
+    trust.write_text('{"required": true}')
+    names = ["a", "b", "c", "d"]
+    started = [subprocess.Popen([sys.executable, "-c", REMEMBERING, trust, name]) for name in names]
+    assert [process.wait() for process in started] == [0] * len(names)
+    assert read_policy(trust) == SealPolicy(required=True, newest=dict.fromkeys(names, 30))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """vLLM through its plugin: ``vllm.LLM`` on both formats, on one rank and on two, and what it refuses."""
 
 import json
+import logging
+import logging.handlers
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from plga.collapse.guard import write_guard
+from plga.collapse.seal import seal
 from plga.model.checkpoint import load_model, save_model
 from plga.model.guard_settings import GuardSettings
 from plga.model.released_models import PldrllmForCausalLM
+from plga.model.seal import TRUST
+from plga.model.signing import create_keys
 from plga.model.tokenizer import load_tokenizer
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-serving")
@@ -64,3 +70,55 @@ def test_learned_operator_is_refused(learned: Path) -> None:
     assert len(lines) == 1
     assert f"{learned}: the operator is learned, expected constant" in lines[0]
     assert f"plga collapse {learned} --out DIR" in lines[0]
+
+
+@pytest.fixture
+def plugin() -> None:
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+def copied(collapsed: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(collapsed, folder))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_what_differs_from_its_seal_is_refused(
+    collapsed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plugin, so by ``vllm serve`` and ``vllm.LLM`` too, which no ``plga serve`` goes before."""
+    from vllm.config import ModelConfig
+
+    create_keys(tmp_path / "key.pem")
+    sealed = copied(collapsed, tmp_path / "sealed")
+    seal(sealed, tmp_path / "key.pem")
+    ModelConfig(model=str(sealed))
+    weights = bytearray((sealed / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (sealed / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match=r"model\.safetensors differs in .*: not what was sealed"):
+        ModelConfig(model=str(sealed))
+    (tmp_path / "trust.json").write_text('{"required": true}')
+    monkeypatch.setenv(TRUST, str(tmp_path / "trust.json"))
+    with pytest.raises(FileNotFoundError, match=r"no seal\.json, but a seal is required"):
+        ModelConfig(model=str(collapsed))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_guard_that_is_not_run_is_told(collapsed: Path, learned: Path, tmp_path: Path) -> None:
+    from vllm.config import ModelConfig
+
+    guarded, seen = copied(collapsed, tmp_path / "guarded"), logging.handlers.BufferingHandler(1000)
+    logging.getLogger("vllm.plga").addHandler(seen)
+    try:
+        ModelConfig(model=str(guarded))
+        assert seen.buffer == []
+        write_guard(load_model(learned), guarded, GuardSettings(64, 2.0, 1e-5, 1e-3))
+        ModelConfig(model=str(guarded))
+    finally:
+        logging.getLogger("vllm.plga").removeHandler(seen)
+    (record,) = seen.buffer
+    assert record.getMessage().startswith(
+        f"{guarded / 'generation_config.json'}: guard is set, but vLLM does not run it"
+    )

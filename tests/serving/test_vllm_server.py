@@ -1,5 +1,6 @@
 """``plga serve`` on vLLM: our tokens, the right HTTP errors, and a server that outlives its clients."""
 
+import contextlib
 import json
 import re
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from tests.serving.servers import Server
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-serving")
 openai = pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +126,26 @@ def test_client_that_hangs_up(server: Server, model: PldrForCausalLM, text: Tens
         stream.close()
     require_idle(server)
     assert complete(server, prompt, 20) == greedy(model, prompt, 20)
+
+
+def test_sigterm_ends_all_of_it_while_clients_stream(server: Server, text: Tensor) -> None:
+    """The last of this file: the server is gone after it."""
+    streams = [
+        iter(
+            server.client().completions.create(
+                model=str(server.checkpoint), prompt=text[:8].tolist(), max_tokens=120, temperature=0, stream=True
+            )
+        )
+        for _ in range(4)
+    ]
+    for stream in streams:
+        next(stream)
+    tree = server.tree()
+    assert len(tree) > 1
+    server.process.terminate()
+    server.process.wait(timeout=120)
+    for stream in streams:
+        with contextlib.suppress(openai.APIError, httpx.HTTPError):  # cut off, or told; not left waiting
+            list(stream)
+    assert psutil.wait_procs(tree, timeout=60)[1] == []
+    assert not server.lives()

@@ -1,36 +1,12 @@
-"""Files of a sweep: JSON and tables that are there whole or not at all, and locks."""
+"""Files of a sweep: JSON and tables that are there whole or not at all."""
 
 import csv
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from plga.model.atomic import new_file
-
-
-@contextmanager
-def locked(file: Path, otherwise: str | None = None) -> Iterator[None]:
-    """Hold ``file``, which is made if need be; wait for another holder, or raise where ``otherwise`` says what to say.
-
-    The lock ends with the process that holds it, however it ends.
-
-    Raises:
-        ValueError: another process holds it, and ``otherwise`` is given.
-        OSError: the file cannot be made.
-    """
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if otherwise else 0))
-        except BlockingIOError:
-            raise ValueError(otherwise) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def write_json(file: Path, content: Any) -> None:

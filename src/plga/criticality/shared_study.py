@@ -23,9 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
-from plga.criticality.files import locked
 from plga.criticality.results import Figures, Row
 from plga.criticality.sweep_settings import Point, Sweep
+from plga.model.atomic import locked
 from plga.training.monitor import RESOLUTION
 
 BEAT_EVERY = 30  # seconds between signs of life of a running trial

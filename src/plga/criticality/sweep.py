@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from plga.criticality import worker
-from plga.criticality.files import locked, write_json
+from plga.criticality.files import write_json
 from plga.criticality.results import Figures, Row, best_near_critical
 from plga.criticality.shared_study import BEAT_EVERY, SharedStudy, Taken
 from plga.criticality.sweep_settings import Sweep
+from plga.model.atomic import locked
 from plga.model.files import read_json
 
 PLACE = "sweep.json"

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from plga.criticality.files import locked, write_json
+from plga.criticality.files import write_json
 from plga.criticality.results import figures_of
 from plga.criticality.windows import measured, unseen
+from plga.model.atomic import locked
 from plga.model.checkpoint import load_model
 from plga.training.config import TrainSettings
 from plga.training.run import Stopped, train

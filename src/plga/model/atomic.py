@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and locks."""
 
 import ctypes
 import errno
@@ -34,8 +34,8 @@ def new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint of a 
     try:
         with _disk_errors(target):
             temporary.mkdir()
-            mode = temporary.stat().st_mode & 0o666  # what the umask of this process leaves to others
             yield temporary
+            mode = _mode()
             for path in (*temporary.rglob("*"), temporary):
                 if path.is_file():
                     path.chmod(mode)  # safetensors hides its files from everybody else
@@ -122,10 +122,8 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     temporary = _sibling(target)
     try:
         with _disk_errors(target):
-            temporary.touch()
-            mode = temporary.stat().st_mode & 0o666  # as in new_directory
             yield temporary
-            temporary.chmod(mode)
+            temporary.chmod(_mode())  # as in new_directory
             _sync(temporary)
             if overwrite or not _linked(temporary, target):
                 os.replace(temporary, target)
@@ -136,6 +134,29 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
 
 def _taken(target: Path) -> FileExistsError:
     return FileExistsError(f"{target} exists, expected a new or empty directory, or --overwrite")
+
+
+@contextmanager
+def locked(file: Path, otherwise: str | None = None) -> Iterator[None]:
+    """Hold ``file``, which is made if need be; wait for another holder, or raise where ``otherwise`` says what to say.
+
+    The lock ends with the process that holds it, however it ends.
+
+    Raises:
+        ValueError: another process holds it, and ``otherwise`` is given.
+        OSError: the file cannot be made.
+    """
+    import fcntl  # which there is not everywhere that models are loaded
+
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if otherwise else 0))
+        except BlockingIOError:
+            raise ValueError(otherwise) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _exists(target: Path) -> FileExistsError:
@@ -195,6 +216,13 @@ _REPLACEABLE: dict[str, Callable[[Path], bool]] = {
 
 def _sibling(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _mode() -> int:
+    """Of a new file, as the umask of this process, which can only be read by setting it, leaves it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _sync(path: Path) -> None:

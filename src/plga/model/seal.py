@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plga.model.atomic import new_file
+from plga.model.atomic import locked, new_file
 from plga.model.digests import difference, digest_directory, require_regular
 from plga.model.files import read_json
 
@@ -165,9 +165,14 @@ def _seal(file: Path, manifest: dict[str, Any]) -> Seal:
 
 
 def remember_serial(file: Path, seal: Seal) -> None:
-    """Raise the newest serial number that a policy file knows of a model; raises as ``default_policy``."""
-    policy = read_policy(file)
-    newest = {**policy.newest, seal.name: max(seal.serial, policy.newest.get(seal.name, 0))}
-    settings = {"public_keys": list(policy.public_keys), "required": policy.required, "newest": newest}
-    with new_file(file, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    """Raise the newest serial number that a policy file knows of a model; raises as ``default_policy``.
+
+    Two processes that do so at once both get theirs in: a lock beside the file lets one go first.
+    """
+    read_policy(file)  # before anything is written beside it
+    with locked(file.with_name(f".{file.name}.lock")):
+        policy = read_policy(file)
+        newest = {**policy.newest, seal.name: max(seal.serial, policy.newest.get(seal.name, 0))}
+        settings = {"public_keys": list(policy.public_keys), "required": policy.required, "newest": newest}
+        with new_file(file, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

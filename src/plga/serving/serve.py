@@ -19,7 +19,7 @@ from plga.serving.refusal import require_collapsed
 ENGINES = ("auto", "vllm", "transformers")
 _NEEDS = {"vllm": ("vllm",), "transformers": ("fastapi", "openai", "uvicorn")}
 _INSTALL = {
-    "vllm": "make setup-serving, or pip install vllm",
+    "vllm": "make setup-serving in a clone, then .venv-serving/bin/plga serve, or pip install vllm beside plga",
     "transformers": 'pip install "plga[serve-transformers]"',
 }
 _CPU_SEQUENCES = 64  # on a CPU vLLM gets room for the keys and values of so many full contexts

@@ -4,8 +4,12 @@ vLLM calls :func:`register` in every process it starts. After it, ``vllm serve D
 collapsed checkpoint, ours or published, with no remote code.
 """
 
+from pathlib import Path
 from typing import Any
 
+from plga.model.files import read_json
+from plga.model.guard_settings import guarded
+from plga.model.seal import check_seal
 from plga.serving.refusal import require_collapsed
 
 ARCHITECTURES = ("PldrForCausalLM", "PldrllmForCausalLM")
@@ -18,12 +22,25 @@ class _OnlyCollapsed:
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Refuse a learned operator before any weight is read."""
+        """Refuse a learned operator, and what differs from its seal, before any weight is read."""
         require_collapsed(model_config.hf_config, model_config.model)
+        check_seal(model_config.model)
+        _warn_of_guard(Path(model_config.model))
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
         """Nothing depends on the rest of vLLM's settings."""
+
+
+def _warn_of_guard(checkpoint: Path) -> None:
+    """Say in the log that a guard is set and not run: whoever set it counts on it."""
+    from vllm.logger import init_logger
+
+    file = checkpoint / "generation_config.json"
+    if file.is_file() and guarded(read_json(file, "it is there").get("guard")):
+        init_logger("vllm.plga").warning(
+            "%s: guard is set, but vLLM does not run it: nothing watches the constant here; plga generate does", file
+        )
 
 
 def register() -> None:
