@@ -1,13 +1,15 @@
 """plga: Power Law Graph Attention and PLDR-LLM (arXiv:2608.10288).
 
 Importing the package is cheap: nothing below is loaded before it is used. Transformers' Auto classes learn about
-PLDR-LLMs when Transformers itself is imported, and lm-evaluation-harness about the model ``plga`` likewise.
+PLDR-LLMs and adopted models when Transformers itself is imported, and lm-evaluation-harness about the model ``plga``
+likewise. ``plga.adopt`` is a package that can be called.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from plga.model.registration import register_when_imported
+from plga.adopt import registration as adopted
+from plga.model import registration
 from plga_autoload import register_with_harness
 
 if TYPE_CHECKING:
@@ -52,5 +54,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'plga' has no attribute {name!r}")
 
 
-register_when_imported()
+registration.register_when_imported()
+adopted.register_when_imported()
 register_with_harness()

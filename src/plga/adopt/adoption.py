@@ -1,0 +1,232 @@
+"""Adoption: an SDPA model of Transformers becomes a PLGA model at G = I, and nothing that it computes changes.
+
+At G = I PLGA is SDPA (theorem, arXiv:2608.10288). That this holds to the last bit for the model at hand is not taken
+on trust: a few tokens go through it before and after.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from plga.adopt.classes import adopted_model_class, attach, base_model_class, is_adopted, operators
+from plga.adopt.kernels import OPERATOR, PREFIX, forget, kernel_function, register, with_operators
+from plga.adopt.settings import OperatorSettings
+
+_PROBE_TOKENS = 5
+
+
+def adopt(
+    model: PreTrainedModel,
+    operator: str = "constant",
+    *,
+    rank: int = 8,
+    metric_units: int = 8,
+    metric_blocks: int = 2,
+    metric_intermediate_size: int | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """Give every attention layer of a causal LM an operator on its rotated queries, which starts at G = I.
+
+    ``model`` itself becomes the adopted model, of a class that extends its own; its weights are not touched. Logits,
+    hidden states and greedy tokens stay the same to the bit, with the attention kernel that it runs on.
+
+    Args:
+        model: any causal LM of Transformers whose attention goes through the attention interface, on any device.
+        operator: ``constant`` (one learned matrix a head), ``learned`` (built from the queries by the PLGA generator,
+            arXiv:2608.10288, with a = 0 and b_a = I) or ``low_rank`` (I + U Vᵀ, U = 0).
+        rank: columns of U and V (``low_rank``).
+        metric_units, metric_blocks, metric_intermediate_size: N_res, N_glu and A_dff of the metric learner
+            (``learned``); None: A_dff = ⌊8 d / 3⌋.
+        seed: of what is drawn: V, and the tensors of the generator. PyTorch's own random state is left as it was.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is no model of Transformers.
+        ValueError: a model that is no decoder-only causal LM, is adopted already, has operators of its own, runs its
+            attention past the attention interface, is on the meta device, or would not be the same at G = I: the
+            message has its name and the reason; ``model`` is then as it was. And the errors of OperatorSettings.
+    """
+    settings = OperatorSettings(operator, rank, metric_units, metric_blocks, metric_intermediate_size)
+    return adopt_with(model, settings, seed)
+
+
+def adopt_with(
+    model: PreTrainedModel,
+    settings: OperatorSettings,
+    seed: int,
+    fill: Callable[[PreTrainedModel], None] | None = None,
+) -> PreTrainedModel:
+    """:func:`adopt`, after which ``fill`` may set the operators; where that raises, ``model`` is as it was too."""
+    require_adoptable(model)
+    before = _Original(model)
+    tokens = _probe(model)
+    layers = _attention_layers(model, tokens)
+    expected = _outputs(model, tokens)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            _become(model, settings, layers)
+        _require_same(model, expected, _outputs(model, tokens))
+        if fill is not None:
+            fill(model)
+    except BaseException:
+        before.restore(model)
+        raise
+    return model
+
+
+def train_operators_only(model: nn.Module) -> None:
+    """Leave gradients to the operators of an adopted model, and to nothing else.
+
+    Raises:
+        ValueError: ``model`` has no operators.
+    """
+    found = operators(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no operators, expected a model that plga.adopt has adopted")
+    model.requires_grad_(False)
+    for module in found.values():
+        module.requires_grad_(True)
+
+
+def require_adoptable(model: Any) -> None:
+    """Raise TypeError or ValueError unless ``model`` looks like one that can be adopted; nothing is run."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model is {type(model).__name__}, expected a causal LM of Transformers")
+    name = type(model).__name__
+    if is_adopted(model):
+        raise ValueError(f"{name} is adopted already; its operators are at {OPERATOR!r} of each attention layer")
+    if type(model).__module__.startswith("plga."):
+        raise ValueError(f"{name} is a PLDR-LLM, which has operators of its own; expected an SDPA model")
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if not any(cls.__name__ in known for cls in type(model).__mro__) or model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is no decoder-only causal LM, expected what AutoModelForCausalLM gives")
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ValueError(f"weights of {name} are on the meta device; load them first, then adopt the model")
+    if not model._can_set_attn_implementation():
+        raise ValueError(f"{name} {_BYPASSES}")
+
+
+_BYPASSES = (
+    "runs its attention past Transformers' attention interface (ALL_ATTENTION_FUNCTIONS), so there is no place for an "
+    "operator; expected a model whose attention kernel can be chosen by name"
+)
+
+
+def _require_same(model: PreTrainedModel, expected: list[Tensor], found: list[Tensor]) -> None:
+    """Raise ValueError unless all tensors are equal, to the bit."""
+    if all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
+        return
+    if not all(bool(tensor.isfinite().all()) for tensor in expected):
+        raise ValueError(f"{base_model_class(model).__name__} gives logits or hidden states that are not finite")
+    difference = max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True))
+    raise ValueError(
+        f"{base_model_class(model).__name__} is not the same model at G = I on this device (largest difference "
+        f"{difference:.3g}), so it is not adopted; expected products with the identity to be exact, which "
+        "torch.set_float32_matmul_precision('highest') asks for"
+    )
+
+
+class _Original:
+    """What adoption changes, to take it back."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model_class, self.config_class = type(model), type(model.config)
+        self.configs = [(c, c._attn_implementation) for c in _configs(model)]
+        self.config = dict(model.config.__dict__)
+        self.strict = copy.copy(model._keep_in_fp32_modules_strict)
+
+    def restore(self, model: PreTrainedModel) -> None:
+        for name in operators(model):
+            delattr(model.get_submodule(name), OPERATOR)
+        model.__class__, model.config.__class__ = self.model_class, self.config_class
+        for name in model.config.__dict__.keys() - self.config.keys():
+            delattr(model.config, name)
+        for config, kernel in self.configs:
+            config._attn_implementation = kernel
+        model._keep_in_fp32_modules_strict = self.strict
+
+
+def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str, list[int]]) -> None:
+    config: Any = model.config
+    base_type = config.model_type
+    adopted = adopted_model_class(model.__class__)
+    model.__class__, config.__class__ = adopted, adopted.config_class
+    config.base_model_type, config.plga_operator, config.plga_layers = base_type, settings.as_dict(), layers
+    for part in _configs(model):
+        part._attn_implementation = with_operators(part._attn_implementation)
+    model._keep_in_fp32_modules_strict = adopted._keep_in_fp32_modules_strict
+    attach(model)
+    for name, operator in operators(model).items():
+        like = next(p for p in model.get_submodule(name).parameters() if p.is_floating_point())
+        wide = torch.promote_types(like.dtype, torch.float32)
+        operator.to(device=like.device, dtype=wide)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Configurations that attention modules may look their kernel up in, each once."""
+    found = {id(m.config): m.config for m in model.modules() if getattr(m, "config", None) is not None}
+    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
+
+
+def _probe(model: PreTrainedModel) -> Tensor:
+    """A few tokens of the vocabulary, [1, S]."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.arange(1, _PROBE_TOKENS + 1) % vocabulary
+    return tokens.unsqueeze(0).to(model.get_input_embeddings().weight.device)
+
+
+@torch.no_grad()
+def _outputs(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
+    """Logits and hidden states of every layer."""
+    training = model.training
+    try:
+        found = model.eval()(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    finally:
+        model.train(training)
+    return [found.logits, *found.hidden_states]
+
+
+def _attention_layers(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[int]]:
+    """Attention modules that call the attention interface, in the order of their calls: name to [H, d].
+
+    Raises:
+        ValueError: nobody calls it, or one that does lets tokens see later ones.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    layers: dict[str, list[int]] = {}
+    configs = [(config, config._attn_implementation) for config in _configs(model)]
+    probes = []
+    try:
+        for config, kernel in configs:
+            attend = kernel_function(kernel)
+
+            def look(module: nn.Module, query: Tensor, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
+                if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
+                    raise ValueError(
+                        f"{type(model).__name__} lets tokens see later ones ({type(module).__name__}.is_causal is "
+                        "False), expected a causal LM"
+                    )
+                layers[names[id(module)]] = [query.shape[1], query.shape[-1]]
+                return attend(module, query, *args, **kwargs)
+
+            name = f"{PREFIX}probe_{id(config)}_{kernel}"
+            register(name, kernel, look)
+            probes.append(name)
+            config._attn_implementation = name
+        _outputs(model, tokens)
+    finally:
+        for config, kernel in configs:
+            config._attn_implementation = kernel
+        for name in probes:
+            forget(name)
+    if not layers:
+        raise ValueError(f"{type(model).__name__} {_BYPASSES}")
+    return layers

@@ -1,0 +1,100 @@
+"""Classes of adopted models: each extends the class of its base, so an adopted Llama is a Llama."""
+
+import functools
+from typing import Any
+
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from plga.adopt.configuration import AdoptedConfigMixin, adopted_config_class
+from plga.adopt.kept import watch
+from plga.adopt.kernels import OPERATOR, PREFIX, with_operators
+from plga.adopt.operators import AdoptedOperator, GeneratedOperator, make
+
+
+class AdoptedModel:
+    """What an adopted model adds to the class of its base: operators, and kernels that know of them."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        attach(self)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, AdoptedOperator):
+            module.start()
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        # Transformers comes by here whenever a kernel is chosen: when a model is made, loaded, or told another one.
+        kernel = attn_implementation.removeprefix(PREFIX) if attn_implementation is not None else None
+        return with_operators(
+            super()._check_and_adjust_attn_implementation(kernel, *args, **kwargs)  # type: ignore[misc]
+        )
+
+
+@functools.cache
+def adopted_model_class(base: Any) -> Any:
+    """The class of adopted models whose base was of class ``base``, known to AutoModelForCausalLM."""
+    members = {
+        "config_class": adopted_config_class(base.config_class),
+        # A cast of G would not be undone: an operator stays in float32 when a model is loaded in less.
+        "_keep_in_fp32_modules_strict": {*(base._keep_in_fp32_modules_strict or ()), OPERATOR},
+        "__module__": base.__module__,  # where Transformers looks up how its attention is written
+        "__doc__": f"{base.__name__} with an operator on the queries of each attention layer.",
+    }
+    name = f"Adopted{base.__name__}"
+    conversions = get_checkpoint_conversion_mapping(base.__name__) or get_checkpoint_conversion_mapping(
+        base.config_class.model_type
+    )
+    if conversions is not None:
+        # What renames the base's tensors for its published files goes by its model_type; this goes by the class.
+        register_checkpoint_conversion_mapping(name, conversions, overwrite=True)
+    adopted = type(name, (AdoptedModel, base), members)
+    AutoModelForCausalLM.register(members["config_class"], adopted, exist_ok=True)
+    return adopted
+
+
+def register(config_class: type[PreTrainedConfig]) -> None:
+    """Let AutoModelForCausalLM know adopted models of ``config_class``, which extends that of their base."""
+    adopted_model_class(MODEL_FOR_CAUSAL_LM_MAPPING[config_class.__mro__[2]])
+
+
+def base_model_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class that an adopted model extends."""
+    return next(cls for cls in type(model).__mro__[1:] if cls is not AdoptedModel)
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Give each attention module that the configuration names its operator, at G = I.
+
+    Raises:
+        ValueError: a name that is no module of the model, or one that has an attribute ``operator`` already.
+    """
+    settings = model.config.operator_settings
+    for index, (name, (heads, width)) in enumerate(model.config.plga_layers.items()):
+        try:
+            attention = model.get_submodule(name)
+        except AttributeError:
+            raise ValueError(f"plga_layers: {name} is no module of {type(model).__name__}") from None
+        if hasattr(attention, OPERATOR):
+            raise ValueError(f"{name} of {type(model).__name__} has an attribute {OPERATOR!r} already")
+        operator = make(settings, heads, width, index)
+        setattr(attention, OPERATOR, operator)
+        operator.start()
+        if isinstance(operator, GeneratedOperator):
+            watch(attention)
+
+
+def operators(model: nn.Module) -> dict[str, AdoptedOperator]:
+    """Operators of an adopted model, by the names of their attention modules, in the order of the layers."""
+    named = ((name, module) for name, module in model.named_modules() if isinstance(module, AdoptedOperator))
+    return {name.removesuffix(f".{OPERATOR}"): module for name, module in named}
+
+
+def is_adopted(model: Any) -> bool:
+    return isinstance(getattr(model, "config", None), AdoptedConfigMixin)

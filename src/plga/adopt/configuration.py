@@ -1,0 +1,106 @@
+"""Configuration of an adopted model: that of its base, and which operator each attention layer has.
+
+An adopted model has a ``model_type`` of its own. Whoever loads it without ``plga`` is told that the type is unknown,
+where the base's type would give the base model with the operators silently left out.
+"""
+
+import copy
+import functools
+import hashlib
+import json
+from typing import Any, Self
+
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from plga.adopt.settings import OperatorSettings
+
+MODEL_TYPE = "plga_adopted"
+
+
+class AdoptedConfigMixin:
+    """What an adopted configuration adds to that of its base.
+
+    Attributes:
+        base_model_type: ``model_type`` of the base.
+        plga_operator: OperatorSettings as a dictionary.
+        plga_layers: attention modules with an operator, by name in the model: [H, d].
+    """
+
+    base_model_type: str
+    plga_operator: dict[str, Any]
+    plga_layers: dict[str, list[int]]
+
+    @property
+    def operator_settings(self) -> OperatorSettings:
+        """Which operator, and of what size."""
+        return OperatorSettings(**self.plga_operator)
+
+
+@functools.cache
+def adopted_config_class(base: Any) -> Any:
+    """The configuration class of adopted models whose configuration was of class ``base``."""
+    name = f"Adopted{base.__name__}"
+    return type(name, (AdoptedConfigMixin, base), {"model_type": MODEL_TYPE, "__module__": base.__module__})
+
+
+def base_config_class(config: PreTrainedConfig) -> type[PreTrainedConfig]:
+    """The class that an adopted configuration extends."""
+    return next(cls for cls in type(config).__mro__[1:] if cls is not AdoptedConfigMixin)
+
+
+def base_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of a configuration as its base has it; of one that is not adopted, a copy."""
+    base = copy.deepcopy(config)
+    if isinstance(config, AdoptedConfigMixin):
+        base.__class__ = base_config_class(config)
+        for name in ADDED:
+            delattr(base, name)
+        base.architectures = None  # save_pretrained writes them
+    return base
+
+
+def base_digest(config: PreTrainedConfig) -> str:
+    """SHA-256 of what a base configuration says about its model, and of nothing that may change beside it.
+
+    Only what differs from the defaults counts, so that a field which a later Transformers adds does not.
+    """
+    told = base_config(config).to_diff_dict()
+    kept = {name: value for name, value in told.items() if name not in _PASSING and not name.startswith("_")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+ADDED = ("base_model_type", "plga_operator", "plga_layers")
+
+# Not of the model: how it is stored, run or stopped.
+_PASSING = {
+    *("architectures", "bos_token_id", "dtype", "eos_token_id", "output_attentions", "output_hidden_states"),
+    *("pad_token_id", "quantization_config", "return_dict", "torch_dtype", "transformers_version", "use_cache"),
+}
+
+
+class AdoptedConfig(PreTrainedConfig):
+    """What ``model_type: plga_adopted`` stands for: it reads a configuration as one that extends its base's."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Configuration of the class that extends ``base_model_type``'s; the model class is registered with it.
+
+        Raises:
+            ValueError: no ``base_model_type`` that Transformers knows, or no operators.
+        """
+        base = config_dict.get("base_model_type")
+        if base not in CONFIG_MAPPING:
+            raise ValueError(
+                f"config.json: base_model_type is {base!r}, expected a type that this version of Transformers knows"
+            )
+        for name in ("plga_operator", "plga_layers"):
+            if not isinstance(config_dict.get(name), dict):
+                raise ValueError(f"config.json: {name} is {config_dict.get(name)!r}, expected what plga.adopt wrote")
+        from plga.adopt.classes import register
+
+        config_class = adopted_config_class(CONFIG_MAPPING[base])
+        register(config_class)
+        return config_class.from_dict(config_dict, **kwargs)

@@ -1,0 +1,81 @@
+"""Operators kept from a prompt beside its keys and values (the published G-cache, arXiv:2502.13502), in any cache.
+
+An attention layer hands its cache to no attention function, so a hook takes it from the layer's arguments. The cache
+becomes an instance of a subclass of its own class that keeps the operators and reorders them with its rows.
+"""
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+
+class KeepsOperators:
+    """What a cache that keeps operators adds to its class; ``operators`` are [B, H, d, d] by layer."""
+
+    operators: dict[int, Tensor]
+
+    def curvature(self, index: int) -> Tensor | None:
+        """G_LM that layer ``index`` kept, or None before the prompt."""
+        return self.operators.get(index)
+
+    def keep_curvature(self, curvature: Tensor, index: int) -> None:
+        """Keep G_LM for the sequences of this cache."""
+        self.operators[index] = curvature
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._map(lambda g: g.index_select(0, beam_idx.to(g.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self._map(lambda g: g.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self._map(lambda g: g[indices])
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        super().crop(*args, **kwargs)  # type: ignore[misc]
+        if self.get_seq_length() == 0:  # type: ignore[attr-defined]
+            self.operators.clear()
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.operators.clear()
+
+    def _map(self, function: Any) -> None:
+        self.operators = {index: function(g) for index, g in self.operators.items()}
+
+
+@functools.cache
+def _keeping(kind: Any) -> Any:
+    return type(kind.__name__, (KeepsOperators, kind), {"__module__": __name__})
+
+
+def watch(attention: nn.Module) -> None:
+    """Let the operator of an attention module know the cache of each call."""
+    attention.register_forward_pre_hook(_before, with_kwargs=True)
+    attention.register_forward_hook(_after, always_call=True)
+
+
+def _before(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, Cache)), None)
+    if cache is not None and not isinstance(cache, KeepsOperators):
+        if cache.get_seq_length(getattr(attention, "layer_idx", 0)) > 0:
+            raise ValueError(
+                "the cache holds tokens but no operator of theirs, expected one that this adopted model filled: a "
+                "learned operator is built from the queries of the prompt, which a cache does not keep"
+            )
+        cache.__class__ = _keeping(cache.__class__)
+        cache.operators = {}
+    _operator(attention).cache = cache
+
+
+def _after(attention: nn.Module, args: Any, output: Any) -> None:
+    _operator(attention).cache = None
+
+
+def _operator(attention: nn.Module) -> Any:
+    return attention.operator

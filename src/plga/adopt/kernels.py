@@ -1,0 +1,75 @@
+"""Attention implementations ``plga_<kernel>``: q G before whatever kernel was selected.
+
+Transformers looks an implementation up by name, twice: for the function and for the mask that it wants. Each kernel
+has a second name here, with the same mask, whose function lets the layer's operator act on the rotated queries first.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+PREFIX = "plga_"
+OPERATOR = "operator"  # the attribute of an attention module
+
+
+def with_operators(kernel: str) -> str:
+    """The implementation ``plga_<kernel>``, registered with Transformers.
+
+    Raises:
+        ValueError: Transformers knows no such kernel.
+    """
+    name = PREFIX + kernel
+    attend = kernel_function(kernel)
+
+    def bent(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        operator = getattr(module, OPERATOR, None)
+        if operator is not None:
+            mask = args[2] if len(args) > 2 else kwargs.get("attention_mask")
+            query = operator(query, mask)
+        return attend(module, query, *args, **kwargs)
+
+    register(name, kernel, bent)
+    return name
+
+
+def register(name: str, kernel: str, function: Callable[..., Any]) -> None:
+    """Give Transformers the function ``name``, with the mask of ``kernel``."""
+    ALL_ATTENTION_FUNCTIONS.register(name, function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[kernel])
+
+
+def forget(name: str) -> None:
+    """Take an implementation back."""
+    ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+    ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+
+
+def kernel_function(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The attention function of a kernel; ``eager`` is each model's own, beside its attention module.
+
+    Raises:
+        ValueError: Transformers knows no such kernel.
+    """
+    if kernel == "eager":
+        return _eager
+    if kernel not in ALL_ATTENTION_FUNCTIONS or kernel not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise ValueError(
+            f"attn_implementation is {kernel!r}, which is not registered with Transformers' AttentionInterface and "
+            f"AttentionMaskInterface; expected one of eager, {', '.join(plain_kernels())}"
+        )
+    function: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS[kernel]
+    return function
+
+
+def plain_kernels() -> list[str]:
+    """Kernels that Transformers knows, without those of this file."""
+    return sorted(k for k in ALL_ATTENTION_FUNCTIONS if not k.startswith(PREFIX) and k in ALL_MASK_ATTENTION_FUNCTIONS)
+
+
+def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    home = sys.modules[type(module).__module__]
+    return home.eager_attention_forward(module, *args, **kwargs)
