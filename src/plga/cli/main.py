@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from plga.cli import (
+    absorb,
+    adopt,
     audit,
     claims,
     collapse,
@@ -74,6 +76,8 @@ for module in (
     generate,
     serve,
     info,
+    adopt,
+    absorb,
     convert,
     export,
     keygen,

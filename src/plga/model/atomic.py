@@ -88,7 +88,8 @@ def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint
 
     Args:
         target: new or empty, or with ``overwrite`` what is to be replaced.
-        kind: what that has to be: "a checkpoint of a PLDR-LLM", "a tokenizer", "an audit" or "a comparison of audits".
+        kind: what that has to be: "a checkpoint of a PLDR-LLM", "a causal LM", "a tokenizer", "an audit" or "a
+            comparison of audits".
 
     Raises:
         FileExistsError: ``target`` is a file, or a directory that is not empty and ``overwrite`` is False or that
@@ -178,11 +179,20 @@ def _linked(temporary: Path, target: Path) -> bool:
 
 def _is_checkpoint(directory: Path) -> bool:
     """Whether a directory holds a checkpoint of ours, and no folder that no checkpoint has."""
+    return _model_type(directory) in ("pldr", "pldrllm")
+
+
+def _is_model(directory: Path) -> bool:
+    """Whether a directory holds a model of Transformers, and no folder."""
+    return _model_type(directory) is not None
+
+
+def _model_type(directory: Path) -> str | None:
     try:
         kind = json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return False
-    return kind in ("pldr", "pldrllm") and not any(path.is_dir() for path in directory.iterdir())
+        return None
+    return kind if isinstance(kind, str) and not any(path.is_dir() for path in directory.iterdir()) else None
 
 
 def _is_tokenizer(directory: Path) -> bool:
@@ -208,6 +218,7 @@ def _holds(directory: Path, names: set[str]) -> bool:
 
 _REPLACEABLE: dict[str, Callable[[Path], bool]] = {
     "a checkpoint of a PLDR-LLM": _is_checkpoint,
+    "a causal LM": _is_model,
     "a tokenizer": _is_tokenizer,
     "an audit": _is_audit,
     "a comparison of audits": _is_comparison,

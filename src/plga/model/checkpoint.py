@@ -128,7 +128,7 @@ def save_model(
         FileExistsError: the directory is neither.
         OSError: a full disk, and whatever else the file system says.
     """
-    with new_directory(Path(directory), overwrite) as temporary, _no_progress_bar():
+    with new_directory(Path(directory), overwrite) as temporary, no_progress_bar():
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
@@ -170,7 +170,7 @@ def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) 
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Transformers draws one for every save, however small."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

@@ -1,0 +1,77 @@
+"""Directories of base models and of adopted ones: read as Transformers reads them, written whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import PreTrainedModel
+
+from plga.adopt.classes import is_adopted
+from plga.model.atomic import check_new_directory, new_directory
+from plga.model.checkpoint import no_progress_bar
+
+KIND = "a causal LM"
+
+
+def load(source: str) -> PreTrainedModel:
+    """A causal LM as it was saved, in its own dtype and in evaluation.
+
+    Args:
+        source: a directory, or an id on the hub.
+
+    Raises:
+        ValueError, OSError: nothing there that Transformers can read as a causal LM, in one line; or weights that are
+            missing from it, which Transformers would draw at random.
+    """
+    if source.startswith((".", "/")) and not Path(source).is_dir():
+        raise FileNotFoundError(f"{source}: no such directory")
+    try:
+        with no_progress_bar():
+            model, report = AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True)
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"{source}: {_first_sentence(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{source}: {len(missing)} tensors of {type(model).__name__} are missing, such as {missing[0]}"
+        )
+    return model.eval()
+
+
+def load_adopted(source: str) -> PreTrainedModel:
+    """An adopted model; errors as for :func:`load`, and where it is none."""
+    model = load(source)
+    if not is_adopted(model):
+        raise ValueError(f"{source}: {type(model).__name__} is not adopted, expected what plga adopt wrote")
+    return model
+
+
+def save(model: PreTrainedModel, out: Path, tokenizer: Any, overwrite: bool) -> None:
+    """Write a model, and its tokenizer if there is one, as a new directory.
+
+    Raises:
+        FileExistsError: ``out`` exists, and ``overwrite`` is False or it is no model.
+        OSError: a full disk, and whatever else the file system says.
+    """
+    with new_directory(out, overwrite, KIND) as temporary, no_progress_bar():
+        model.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+
+
+def require_new(out: Path, source: str, overwrite: bool) -> None:
+    """Raise FileExistsError or ValueError unless ``out`` can be written, before anything long begins."""
+    check_new_directory(out, overwrite, KIND)
+    if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"--out is {out}, which is {source} or inside of it; expected another directory")
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer beside a model, or None."""
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (ValueError, OSError, KeyError):
+        return None
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
