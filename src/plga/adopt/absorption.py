@@ -1,11 +1,12 @@
-"""Back to SDPA: constant operators that commute with the rotary group, absorbed into the query projections.
+"""Back to SDPA: operators that commute with the rotary rotations, absorbed into the query projections.
 
-With R_s the rotation of a query at position s, its score with key t is (y_s R_s) G (k_t R_t)ᵀ / √d. Where G R_s = R_s G
-that is (y_s G R_s)(k_t R_t)ᵀ / √d: G acts before the rotation, so it is part of the projection that gives y (theorem,
-arXiv:2608.10288, where G commutes exactly). What is left is a plain model of its original class with other weights.
+The query of a head at position t is y M_t, y being what the projection gives and M_t what the layer does to it, the
+rotation R_t above all: M_t = M_0 R_t. With an operator G it is y M_0 R_t G. Where G R_t = R_t G that is y K M_t with
+K = M_0 G M_0⁻¹, whatever t, so K is part of the projection (theorem, where G commutes exactly).
 """
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -14,128 +15,141 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from plga.adopt.classes import detach, is_adopted, operators
-from plga.adopt.kernels import OPERATOR
-from plga.adopt.query_path import QueryPath, query_paths
+from plga.adopt.queries import NotLinearError, QueryMap, query_maps
 
-VERIFIED = 1e-5  # largest difference of logits, in units of the largest logit where that is above 1
-
-
-def commutation(model: PreTrainedModel) -> dict[str, Tensor]:
-    """How far the operator of each layer is from commuting with its rotations: ‖G R_s - R_s G‖_F / ‖G R_s‖_F, [H].
-
-    Args:
-        model: adopted, with constant or low-rank operators.
-
-    Returns:
-        By layer, in float64, the largest over positions up to the end of the context; 0 where G commutes; ``inf`` where
-        the queries are not one projection, turned: something that is not linear stands between, such as a norm.
-
-    Raises:
-        ValueError: ``model`` is not adopted, or its operators are learned.
-    """
-    wide = _wide_copy(model)
-    return _residuals(wide, query_paths(wide))
+_PROBE_TOKENS = 32
 
 
-def absorb(model: PreTrainedModel, tolerance: float = 1e-6) -> PreTrainedModel:
-    """A plain model of the class and configuration that ``model`` had before it was adopted, with G in its weights.
+@torch.no_grad()
+def absorb(model: PreTrainedModel, tolerance: float = 1e-5) -> PreTrainedModel:
+    """A plain model of the class that ``model`` was adopted from, which computes what ``model`` computes.
+
+    All of its operators are absorbed or none. Products are taken in float64 and rounded once. In float32, whatever the
+    dtype of the weights, the logits of both models are compared on 32 tokens.
 
     Args:
-        model: adopted, with constant or low-rank operators; it is left as it is. Products are taken in float64.
-        tolerance: largest :func:`commutation` for which an operator counts as commuting.
+        model: adopted, with constant or low-rank operators. It stays as it is.
+        tolerance: largest ‖R_t G - G R_t‖_F / ‖G‖_F of any head, over positions of the whole context, and largest
+            difference of logits, in units of the largest logit where that is above 1.
 
     Returns:
-        The model, in the dtype and mode of ``model``; its logits have been compared with those of ``model``.
+        The plain model, with the dtypes, device, configuration and settings of generation of ``model``.
 
     Raises:
-        ValueError: an operator that does not commute, with its layer, head and residual; queries that do not come from
-            a projection whose weights can be written; logits that differ by more than 1e-5 in float32; or ``model`` is
-            not adopted, or its operators are learned.
-    """
-    wide = _wide_copy(model)
-    paths = query_paths(wide)
-    _require_commuting(_residuals(wide, paths), tolerance)
-    expected = _logits(wide)
-    for name, path in paths.items():
-        assert path is not None
-        _multiply(path, operators(wide)[name].matrix())
-    weights = {name: tensor for name, tensor in wide.state_dict().items() if f".{OPERATOR}." not in name}
-    detach(wide)
-    difference = float((_logits(wide) - expected).abs().max())
-    bound = VERIFIED * max(1.0, float(expected.abs().max()))
-    if not difference <= bound:
-        raise ValueError(
-            f"logits of the absorbed model differ by {difference:.3g}, expected at most {bound:.3g}; the operators stay"
-        )
-    plain = copy.deepcopy(model)
-    detach(plain)
-    plain.load_state_dict(weights)
-    return plain
-
-
-def _wide_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in float32 or wider, in evaluation.
-
-    Raises:
-        ValueError: it has no operators that are matrices.
+        ValueError: ``model`` is not adopted, is quantized, or has an adapter; its operators are learned, or do not
+            commute (the residual and the worst layer and head are named); its queries are not linear in a projection;
+            the projection is shared; the logits or weights differ or are not finite.
     """
     if not is_adopted(model):
-        raise ValueError(f"{type(model).__name__} is not adopted, so it has no operators to absorb")
-    for operator in operators(model).values():
-        operator.matrix()
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise ValueError(f"weights of {type(model).__name__} are quantized, expected floating; dequantize them first")
+        raise ValueError(f"{type(model).__name__} is not adopted, so there is nothing to absorb")
+    if model.config.operator_settings.kind == "learned":
+        raise ValueError(
+            f"{type(model).__name__} has learned operators, which differ from input to input and cannot be absorbed; "
+            "expected constant or low_rank"
+        )
+    if getattr(model, "is_quantized", False):
+        raise ValueError(f"{type(model).__name__} is quantized, so no product can be written into its projections")
+    name = type(model).__name__
     wide = copy.deepcopy(model).eval()
-    return wide if wide.dtype == torch.float64 else wide.float()
-
-
-def _residuals(model: PreTrainedModel, paths: dict[str, QueryPath | None]) -> dict[str, Tensor]:
-    return {name: _residual(operator.matrix().detach(), paths[name]) for name, operator in operators(model).items()}
-
-
-def _residual(matrix: Tensor, path: QueryPath | None) -> Tensor:
-    g = matrix.cpu().double().unsqueeze(1)  # [H, 1, d, d]
-    if path is None:
-        return torch.full((len(g),), torch.inf, dtype=torch.float64)
-    before, after = g @ path.turns, path.turns @ g  # [H, P, d, d]
-    size = torch.linalg.matrix_norm(after).clamp(min=torch.finfo(torch.float64).tiny)
-    return (torch.linalg.matrix_norm(before - after) / size).amax(dim=1)
-
-
-def _require_commuting(residuals: dict[str, Tensor], tolerance: float) -> None:
-    """Raise ValueError unless every operator commutes, naming the worst."""
-    layer = max(residuals, key=lambda name: float(residuals[name].max()))
-    head = int(residuals[layer].argmax())
-    worst = float(residuals[layer][head])
-    if worst == torch.inf:
+    for tensor in (*wide.parameters(), *wide.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.promote_types(tensor.dtype, torch.float32))
+    matrices = {layer: operator.matrix().double() for layer, operator in operators(wide).items()}
+    try:
+        maps = query_maps(wide, model.config.plga_layers)
+        _require_own(wide, maps)
+    except NotLinearError as error:
+        raise ValueError(f"{name} keeps its operators: {error}") from error
+    _require_commuting(name, matrices, maps, tolerance)
+    tokens = _probe(model)
+    expected = _logits(wide, tokens)
+    largest = float(expected.abs().max())
+    absorbed = _absorbed(wide, matrices, maps)
+    difference = float((_logits(absorbed, tokens) - expected).abs().max())
+    if not difference <= tolerance * max(1.0, largest):
         raise ValueError(
-            f"queries of {layer} are not one projection, rotated: a norm of queries stands between, or the projection "
-            "is no Linear or Conv1D; there is no weight that could absorb the operator, so it stays"
+            f"{name} keeps its operators: without them logits change by {difference:.3g} (the largest is "
+            f"{largest:.3g}), expected at most {tolerance:g}"
         )
-    if not worst <= tolerance:
+    if _dtypes(absorbed).items() <= _dtypes(model).items():
+        return absorbed.train(model.training)
+    return _absorbed(copy.deepcopy(model), matrices, maps)
+
+
+def _require_own(model: PreTrainedModel, maps: dict[str, QueryMap]) -> None:
+    """Raise NotLinearError where a projection is that of something else too."""
+    owners: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name)
+    for name, found in maps.items():
+        shared = owners[id(_projection(model, found).weight)] - {f"{found.projection}.weight"}
+        if shared:
+            raise NotLinearError(f"the projection of {name} shares its weight with {min(shared)}")
+
+
+def _require_commuting(name: str, matrices: dict[str, Tensor], maps: dict[str, QueryMap], tolerance: float) -> None:
+    """Raise ValueError unless every operator commutes with the rotations of its layer."""
+    residuals = {layer: _residual(matrix, maps[layer].turns) for layer, matrix in matrices.items()}
+    many = [(layer, head) for layer, found in residuals.items() for head, r in enumerate(found) if not r <= tolerance]
+    if many:
+        layer, head = max(many, key=lambda at: residuals[at[0]][at[1]])
+        heads = sum(len(found) for found in residuals.values())
         raise ValueError(
-            f"the operator of {layer}, head {head}, does not commute with its rotations: residual {worst:.3g}, "
-            f"expected at most {tolerance:g}; the operators stay"
+            f"{name} keeps its operators: {len(many)} of {heads} heads do not commute with the rotations, the worst is "
+            f"head {head} of {layer} with a residual of {residuals[layer][head]:.3g}, expected at most {tolerance:g}"
         )
 
 
-@torch.no_grad()
-def _multiply(path: QueryPath, matrix: Tensor) -> None:
-    """y G for the rows of the projection that give y."""
-    projection: Any = path.projection
-    rows = path.rows.to(projection.weight.device)
-    g = matrix.double()
-    weight = projection.weight.t() if isinstance(projection, Conv1D) else projection.weight  # [W, in], a view
-    # Rows of a head are its coordinates: y = W x + b, so y G = (Gᵀ W) x + Gᵀ b.
-    weight[rows] = (g.mT @ weight[rows].double()).to(weight.dtype)
-    if projection.bias is not None:
-        bias = projection.bias
-        bias[rows] = (g.mT @ bias[rows].double().unsqueeze(-1)).squeeze(-1).to(bias.dtype)
-
-
-@torch.no_grad()
-def _logits(model: PreTrainedModel) -> Tensor:
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    tokens = torch.arange(1, 33) % vocabulary
-    found: Tensor = model(input_ids=tokens.unsqueeze(0).to(model.device), use_cache=False).logits
+def _residual(matrix: Tensor, turns: Tensor) -> list[float]:
+    """The largest ‖R_t G - G R_t‖_F / ‖G‖_F of each head, R_t = M_0⁻¹ M_t; [H, d, d] and [T, H, d, d] → H numbers."""
+    rotations = torch.linalg.solve(turns[0], turns)
+    distance = torch.linalg.matrix_norm(rotations @ matrix - matrix @ rotations).amax(0)
+    found: list[float] = (distance / torch.linalg.matrix_norm(matrix)).nan_to_num(nan=math.inf).tolist()
     return found
+
+
+def _absorbed(model: PreTrainedModel, matrices: dict[str, Tensor], maps: dict[str, QueryMap]) -> PreTrainedModel:
+    """``model`` itself, of its original class, with operators in its projections."""
+    detach(model)
+    for layer, found in maps.items():
+        _write(_projection(model, found), found, matrices[layer])
+    return model.requires_grad_(True)
+
+
+def _projection(model: PreTrainedModel, found: QueryMap) -> Any:
+    return model.get_submodule(found.projection)
+
+
+def _write(projection: Any, found: QueryMap, matrix: Tensor) -> None:
+    """y K in place of y for the numbers of each head, K = M_0 G M_0⁻¹."""
+    first = found.turns[0]
+    factor = torch.linalg.solve(first, first @ matrix, left=False)
+    weight = projection.weight
+    rows = found.rows.to(weight.device)
+    for parameter in (weight, projection.bias):
+        if parameter is None:
+            continue
+        # Of a Linear a row gives a number, of a Conv1D a column; numbers last.
+        numbers = parameter if parameter.dim() == 1 or isinstance(projection, Conv1D) else parameter.mT
+        products = numbers[..., rows].double().unsqueeze(-2) @ factor.to(weight.device)
+        numbers[..., rows] = products.squeeze(-2).to(parameter.dtype)
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(f"a query projection with its operator absorbed is not finite in {parameter.dtype}")
+
+
+def _dtypes(model: PreTrainedModel) -> dict[str, torch.dtype]:
+    return {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+def _probe(model: PreTrainedModel) -> Tensor:
+    """Tokens of the vocabulary at random, [1, S]."""
+    embedding: Any = model.get_input_embeddings()
+    generator = torch.Generator().manual_seed(0)
+    config: Any = model.config.get_text_config()
+    length = min(_PROBE_TOKENS, getattr(config, "max_position_embeddings", None) or _PROBE_TOKENS)
+    return torch.randint(embedding.weight.shape[0], (1, length), generator=generator).to(embedding.weight.device)
+
+
+def _logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits

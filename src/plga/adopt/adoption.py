@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from plga.adopt.classes import adopted_model_class, attach, base_model_class, is_adopted, operators
-from plga.adopt.kernels import OPERATOR, PREFIX, forget, kernel_function, register, with_operators
+from plga.adopt.kernels import OPERATOR, attention_configs, watched, with_operators
 from plga.adopt.settings import OperatorSettings
 
 _PROBE_TOKENS = 5
@@ -139,7 +139,7 @@ class _Original:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model_class, self.config_class = type(model), type(model.config)
-        self.configs = [(c, c._attn_implementation) for c in _configs(model)]
+        self.configs = [(c, c._attn_implementation) for c in attention_configs(model)]
         self.config = dict(model.config.__dict__)
         self.strict = copy.copy(model._keep_in_fp32_modules_strict)
 
@@ -160,7 +160,7 @@ def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str
     adopted = adopted_model_class(model.__class__)
     model.__class__, config.__class__ = adopted, adopted.config_class
     config.base_model_type, config.plga_operator, config.plga_layers = base_type, settings.as_dict(), layers
-    for part in _configs(model):
+    for part in attention_configs(model):
         part._attn_implementation = with_operators(part._attn_implementation)
     model._keep_in_fp32_modules_strict = adopted._keep_in_fp32_modules_strict
     attach(model)
@@ -168,12 +168,6 @@ def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str
         like = next(p for p in model.get_submodule(name).parameters() if p.is_floating_point())
         wide = torch.promote_types(like.dtype, torch.float32)
         operator.to(device=like.device, dtype=wide)
-
-
-def _configs(model: PreTrainedModel) -> list[Any]:
-    """Configurations that attention modules may look their kernel up in, each once."""
-    found = {id(m.config): m.config for m in model.modules() if getattr(m, "config", None) is not None}
-    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 def _probe(model: PreTrainedModel) -> Tensor:
@@ -202,31 +196,17 @@ def _attention_layers(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[
     """
     names = {id(module): name for name, module in model.named_modules()}
     layers: dict[str, list[int]] = {}
-    configs = [(config, config._attn_implementation) for config in _configs(model)]
-    probes = []
-    try:
-        for config, kernel in configs:
-            attend = kernel_function(kernel)
 
-            def look(module: nn.Module, query: Tensor, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
-                if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
-                    raise ValueError(
-                        f"{type(model).__name__} lets tokens see later ones ({type(module).__name__}.is_causal is "
-                        "False), expected a causal LM"
-                    )
-                layers[names[id(module)]] = [query.shape[1], query.shape[-1]]
-                return attend(module, query, *args, **kwargs)
+    def look(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
+            raise ValueError(
+                f"{type(model).__name__} lets tokens see later ones ({type(module).__name__}.is_causal is False), "
+                "expected a causal LM"
+            )
+        layers[names[id(module)]] = [query.shape[1], query.shape[-1]]
 
-            name = f"{PREFIX}probe_{id(config)}_{kernel}"
-            register(name, kernel, look)
-            probes.append(name)
-            config._attn_implementation = name
+    with watched(model, look):
         _outputs(model, tokens)
-    finally:
-        for config, kernel in configs:
-            config._attn_implementation = kernel
-        for name in probes:
-            forget(name)
     if not layers:
         raise ValueError(f"{type(model).__name__} {_BYPASSES}")
     return layers

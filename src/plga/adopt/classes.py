@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from plga.adopt.configuration import ADDED, AdoptedConfigMixin, adopted_config_class, base_config_class
 from plga.adopt.kept import watch
-from plga.adopt.kernels import OPERATOR, PREFIX, with_operators
+from plga.adopt.kernels import OPERATOR, PREFIX, attention_configs, with_operators
 from plga.adopt.operators import AdoptedOperator, GeneratedOperator, make
 
 
@@ -95,18 +95,12 @@ def detach(model: PreTrainedModel) -> None:
     for name in operators(model):
         delattr(model.get_submodule(name), OPERATOR)
     config: Any = model.config
-    for part in configs(model):
+    for part in attention_configs(model):
         part._attn_implementation = part._attn_implementation.removeprefix(PREFIX)
     model.__class__, config.__class__ = base_model_class(model), base_config_class(config)
     for name in ADDED:
         config.__dict__.pop(name, None)
     model._keep_in_fp32_modules_strict = set(model._keep_in_fp32_modules_strict or ()) - {OPERATOR}
-
-
-def configs(model: nn.Module) -> list[Any]:
-    """Configurations that attention modules may look their kernel up in, each once."""
-    found = {id(m.config): m.config for m in model.modules() if getattr(m, "config", None) is not None}
-    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 def operators(model: nn.Module) -> dict[str, AdoptedOperator]:

@@ -5,7 +5,8 @@ has a second name here, with the same mask, whose function lets the layer's oper
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +41,42 @@ def register(name: str, kernel: str, function: Callable[..., Any]) -> None:
     """Give Transformers the function ``name``, with the mask of ``kernel``."""
     ALL_ATTENTION_FUNCTIONS.register(name, function)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[kernel])
+
+
+@contextmanager
+def watched(model: nn.Module, look: Callable[..., None]) -> Iterator[None]:
+    """Run the plain kernel in each attention layer, no operator before it, and let ``look`` see the calls first.
+
+    Args:
+        look: gets what the kernel gets: module, query [B, H, S, d], key, value, and so on.
+    """
+    configs = [(config, config._attn_implementation) for config in attention_configs(model)]
+    names = []
+    try:
+        for config, kernel in configs:
+            plain = kernel.removeprefix(PREFIX)
+            attend = kernel_function(plain)
+
+            def both(module: nn.Module, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
+                look(module, *args, **kwargs)
+                return attend(module, *args, **kwargs)
+
+            name = f"{PREFIX}watched_{id(config)}_{plain}"
+            register(name, plain, both)
+            names.append(name)
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, kernel in configs:
+            config._attn_implementation = kernel
+        for name in names:
+            forget(name)
+
+
+def attention_configs(model: nn.Module) -> list[Any]:
+    """Configurations that attention modules may look their kernel up in, each once."""
+    found = {id(m.config): m.config for m in model.modules() if getattr(m, "config", None) is not None}
+    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 def forget(name: str) -> None:
