@@ -31,6 +31,8 @@ main()
         ("generate",),
         ("serve",),
         ("info",),
+        ("adopt",),
+        ("absorb",),
         ("convert",),
         ("export",),
         ("keygen",),
@@ -49,7 +51,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     if not command:
         commands = ("demo", "plan", "sweep", "criticality", "collapse", "generate", "info", "convert", "tokenizer")
         commands += ("serve", "export", "keygen", "seal", "verify", "score", "eval")
-        commands += ("serve", "export", "keygen", "seal", "verify", "claims")
+        commands += ("serve", "export", "keygen", "seal", "verify", "claims", "adopt", "absorb")
         assert all(name in out for name in commands)
 
 

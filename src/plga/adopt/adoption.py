@@ -17,7 +17,7 @@ from plga.adopt.classes import adopted_model_class, attach, base_model_class, is
 from plga.adopt.kernels import OPERATOR, attention_configs, watched, with_operators
 from plga.adopt.settings import OperatorSettings
 
-_PROBE_TOKENS = 5
+PROBE_TOKENS = 5
 
 
 def adopt(
@@ -173,7 +173,7 @@ def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str
 def _probe(model: PreTrainedModel) -> Tensor:
     """A few tokens of the vocabulary, [1, S]."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    tokens = torch.arange(1, _PROBE_TOKENS + 1) % vocabulary
+    tokens = torch.arange(1, PROBE_TOKENS + 1) % vocabulary
     return tokens.unsqueeze(0).to(model.get_input_embeddings().weight.device)
 
 

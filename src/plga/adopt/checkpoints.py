@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 
 from plga.adopt.classes import is_adopted
 from plga.model.atomic import check_new_directory, new_directory
@@ -25,11 +26,17 @@ def load(source: str) -> PreTrainedModel:
     """
     if source.startswith((".", "/")) and not Path(source).is_dir():
         raise FileNotFoundError(f"{source}: no such directory")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is amiss is said below, in one line
     try:
         with no_progress_bar():
-            model, report = AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True)
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{source}: {_first_sentence(error)}") from error
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source, dtype="auto", output_loading_info=True, trust_remote_code=False
+            )
+    except Exception as error:  # configurations, pickles and safetensors each have errors of their own
+        raise ValueError(f"{source}: {_first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"{source}: {len(missing)} tensors of {type(model).__name__} are missing, such as {missing[0]}"
@@ -68,10 +75,11 @@ def require_new(out: Path, source: str, overwrite: bool) -> None:
 def load_tokenizer(source: str) -> Any:
     """The tokenizer beside a model, or None."""
     try:
-        return AutoTokenizer.from_pretrained(source)
-    except (ValueError, OSError, KeyError):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception:  # there may be none, and what it is does not matter to the model
         return None
 
 
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

@@ -25,7 +25,9 @@ def command(
     operators: Annotated[
         Path | None, typer.Option(help="A file of operators that plga.adopt.save_operators wrote; they are not at I.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of what is drawn: V, or the metric learner. By default 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Of what is drawn: V, or the metric learner. By default 0.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there already.")] = False,
 ) -> None:
     """Give every attention layer of a causal LM an operator, and write the model that this makes.
@@ -40,7 +42,7 @@ def command(
 
     from rich.console import Console
 
-    from plga.adopt.adoption import adopt
+    from plga.adopt.adoption import PROBE_TOKENS, adopt
     from plga.adopt.checkpoints import load, load_tokenizer, require_new, save
     from plga.adopt.files import load_operators
     from plga.adopt.settings import OperatorSettings
@@ -55,8 +57,11 @@ def command(
     else:
         adopt(base, settings.kind, rank=settings.rank, seed=seed or 0)
     _print(base, console)
-    held = "at G = I, before the file was read, " if operators is not None else ""
-    console.print(f"{held}logits and hidden states are those of the original, to the bit", soft_wrap=True)
+    held = " at G = I, before the file was read" if operators is not None else ""
+    console.print(
+        f"logits and hidden states of {PROBE_TOKENS} tokens equal to the bit those of the original{held}",
+        soft_wrap=True,
+    )
     save(base, out, load_tokenizer(model), overwrite)
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
