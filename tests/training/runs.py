@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from plga.training import run
-from plga.training.config import TrainSettings
+from plga.training.config import AdoptedTrainSettings, RunSettings, TrainSettings
 from plga.training.data import dataset, standard_library
 from plga.training.settings import overridden
 
@@ -46,6 +47,17 @@ def settings(output: Path, *overrides: str) -> TrainSettings:
     return TrainSettings.checked(values, "tiny")
 
 
+def adopted_settings(output: Path, *overrides: str) -> AdoptedTrainSettings:
+    """The same of an adopted model, which ``model.adopted`` names."""
+    base = {**BASE, "model": {"context": CONTEXT}}
+    return AdoptedTrainSettings.checked(overridden(base, [f"logging.output={output}", *overrides]), "tiny")
+
+
+def _settings(output: Path, overrides: Sequence[str]) -> RunSettings:
+    adopted = any(override.startswith("model.adopted=") for override in overrides)
+    return (adopted_settings if adopted else settings)(output, *overrides)
+
+
 class Report(TrainerCallback):
     """Sends each step when it is done."""
 
@@ -62,10 +74,10 @@ def train(output: Path, overrides: tuple[str, ...], steps: Connection) -> None:
     # Whatever it prints when it dies is not the test's.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     install()
-    run.train(settings(output, *overrides), [Report(steps)])
+    run.train(_settings(output, overrides), [Report(steps)])
 
 
 if __name__ == "__main__":  # as a process of torchrun
     torch.set_num_threads(1)
     install()
-    run.train(settings(Path(sys.argv[1]), *sys.argv[2:]))
+    run.train(_settings(Path(sys.argv[1]), sys.argv[2:]))

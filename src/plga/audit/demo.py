@@ -51,7 +51,9 @@ def settings(folder: Path, seed: int = 0, **optimizer: float | None) -> config.T
     changes = {"seed": seed, **{name: value for name, value in optimizer.items() if value is not None}}
     overrides = [f"optimizer.{name}={value}" for name, value in changes.items()]
     # No tracker: the folder of the training is gone at the end.
-    return config.load("tiny", [*overrides, f"logging.output={folder}", "logging.report_to=[]"])
+    loaded = config.load("tiny", [*overrides, f"logging.output={folder}", "logging.report_to=[]"])
+    assert isinstance(loaded, config.TrainSettings)  # of a new PLDR-LLM
+    return loaded
 
 
 def run(

@@ -84,9 +84,11 @@ def _read(source: str) -> "tuple[PldrConfig, TrainSettings | None]":
         from plga.model.checkpoint import load_config
 
         return load_config(path), None
-    from plga.training.config import load
+    from plga.training.config import TrainSettings, load
 
     settings = load(source)
+    if not isinstance(settings, TrainSettings):
+        raise ValueError(f"{source}: model.adopted is {settings.model.adopted!r}, but only PLDR-LLMs can be planned")
     return settings.model.config(), settings
 
 

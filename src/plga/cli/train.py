@@ -1,4 +1,4 @@
-"""``plga train``: train a PLDR-LLM from one YAML."""
+"""``plga train``: train a PLDR-LLM, or an adopted model, from one YAML."""
 
 from typing import Annotated
 
@@ -15,6 +15,8 @@ def command(
     show: Annotated[bool, typer.Option("--show", help="Print every setting that would be used, and stop.")] = False,
 ) -> None:
     """Train a PLDR-LLM from one YAML, and say while it runs how near-critical it is.
+
+    With model.adopted, train an adopted model on, or its operators alone.
 
     Interrupted or killed, it goes on from its newest checkpoint when started again, and ends in the
     same bits. Several processes: start it with torchrun or accelerate launch.

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 if TYPE_CHECKING:
-    from plga.training.config import TrainSettings
+    from plga.training.config import RunSettings
 
 _WIDTH = 110  # where there is no terminal to ask
 _FIGURES = (
@@ -45,7 +45,7 @@ class TrainingProgress:
         callback: to be given to :func:`plga.training.run.train`.
     """
 
-    def __init__(self, settings: "TrainSettings", console: Console | None = None) -> None:
+    def __init__(self, settings: "RunSettings", console: Console | None = None) -> None:
         self.steps = settings.optimizer.last
         self.console = console or Console(width=None if Console().is_terminal else _WIDTH)
         self.console.quiet = os.environ.get("RANK", "0") != "0"

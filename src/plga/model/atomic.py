@@ -178,8 +178,8 @@ def _linked(temporary: Path, target: Path) -> bool:
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """Whether a directory holds a checkpoint of ours, and no folder that no checkpoint has."""
-    return _model_type(directory) in ("pldr", "pldrllm")
+    """Whether a directory holds a checkpoint that we write, and no folder that no checkpoint has."""
+    return _model_type(directory) in ("pldr", "pldrllm", "plga_adopted")
 
 
 def _is_model(directory: Path) -> bool:

@@ -171,7 +171,7 @@ def save_pth(model: PldrForCausalLM, path: str | Path, overwrite: bool = False) 
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Transformers draws one for every save, however small."""
+    """Transformers draws one for every load and save, however small."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

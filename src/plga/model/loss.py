@@ -50,9 +50,21 @@ def next_token_cross_entropy(
             ),
         )
     else:
-        logits = head(rows)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = nn.functional.cross_entropy(wide, targets, reduction=reduction, ignore_index=IGNORED)
+        return logits_cross_entropy(head(rows), targets, num_items)
+    return loss if num_items is None else loss / num_items
+
+
+def logits_cross_entropy(logits: Tensor, next_tokens: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+    """Cross-entropy of logits with the next tokens in nats, a scalar in float32 or wider.
+
+    Args:
+        logits: [N, V], raised to float32.
+        next_tokens: [N] integers, -100 where there is no target.
+        num_items: as for :func:`next_token_cross_entropy`.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    reduction = "mean" if num_items is None else "sum"
+    loss = nn.functional.cross_entropy(wide, next_tokens, reduction=reduction, ignore_index=IGNORED)
     return loss if num_items is None else loss / num_items
 
 

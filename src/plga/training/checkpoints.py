@@ -69,9 +69,12 @@ def newest(output: Path) -> Path | None:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Whole tensors of a model by their names, on the CPU of process 0; sharded ones are gathered by all processes."""
+    """Whole tensors of a model by their names, on the CPU of process 0; sharded ones are gathered by all processes.
+
+    One that is tied to another is left out: it is the same.
+    """
     tensors: dict[str, Any] = get_model_state_dict(model, options=_FULL)
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name not in _tied(model)}
 
 
 def write_model(
@@ -182,14 +185,15 @@ def restore_model(path: Path, model: nn.Module) -> None:
         FileNotFoundError, ValueError: a missing or damaged file, or tensors of another model.
     """
     tensors: dict[str, Any] = dict(read_safetensors(path))
-    expected = model.state_dict()
+    expected = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
     if differing := sorted(expected.keys() ^ tensors.keys()):  # what is missing would stay as it was initialized
         raise ValueError(f"{path}: tensors of another model, which differ in {first(differing)}{_REMEDY}")
     for name, tensor in expected.items():
         if tensors[name].dtype != tensor.dtype:
             raise ValueError(f"{path}: {name} is {tensors[name].dtype}, expected {tensor.dtype}{_REMEDY}")
     try:
-        set_model_state_dict(model, tensors, options=StateDictOptions(full_state_dict=True))
+        # Not strict about the names: they are right, but for those that are tied to others.
+        set_model_state_dict(model, tensors, options=StateDictOptions(full_state_dict=True, strict=False))
     except RuntimeError as error:
         raise ValueError(f"{path}: tensors of another model ({' '.join(str(error).split())})") from error
 
@@ -253,6 +257,11 @@ def gathered(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _tied(model: Any) -> set[str]:
+    """Names of tensors that are others by another name."""
+    return set(model.all_tied_weights_keys)
 
 
 def _digest(text: str) -> str:

@@ -66,6 +66,20 @@ _fields: dict[str, Any] = {
 ModelSettings = create_model("ModelSettings", __base__=_ModelSettings, **_fields)
 
 
+class AdoptedSettings(Settings):
+    """An adopted model that is trained on.
+
+    Args:
+        adopted: the directory of an adopted model, with its tokenizer, as ``plga adopt`` writes it.
+        trainable: ``operators``, and no other weight moves a bit, or ``all`` weights.
+        context: S, tokens of a window.
+    """
+
+    adopted: str = Field(min_length=1)
+    trainable: Literal["operators", "all"] = "operators"
+    context: int = Field(1024, ge=1)
+
+
 class DagSettings(Settings):
     """DAG regularizer: a coefficient for each of A_LM, A_P and G_LM, and how they rise from zero.
 
@@ -169,16 +183,27 @@ class DistributedSettings(Settings):
     strategy: Literal["ddp", "fsdp2"] = "ddp"
 
 
-class TrainSettings(Settings):
-    """A training run."""
+class RunSettings(Settings):
+    """A training run of any model; what ``model`` holds says which, and each has a class of its own."""
 
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings | AdoptedSettings
     data: DataSettings = DataSettings()
     optimizer: Recipe = Recipe()
     objective: ObjectiveSettings = ObjectiveSettings()
     guards: GuardSettings = GuardSettings()
     logging: LoggingSettings = LoggingSettings()
     distributed: DistributedSettings = DistributedSettings()
+
+    @property
+    def context(self) -> int:
+        """S, tokens of a window."""
+        return self.model.context if isinstance(self.model, AdoptedSettings) else self.model.max_position_embeddings
+
+
+class TrainSettings(RunSettings):
+    """A training run of a new PLDR-LLM."""
+
+    model: ModelSettings = ModelSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -209,13 +234,37 @@ class TrainSettings(Settings):
         return self
 
 
+class AdoptedTrainSettings(RunSettings):
+    """A training run of an adopted model; without ``data.tokenizer`` its own is taken."""
+
+    model: AdoptedSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_tokenizer(cls, values: dict[str, Any]) -> dict[str, Any]:
+        data, model = values.get("data", {}), values["model"]
+        if isinstance(data, dict) and data.get("tokenizer") is None:
+            return {**values, "data": {**data, "tokenizer": model["adopted"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.objective.alignment.coefficient:
+            raise ValueError("objective.alignment.coefficient is for a PLDR-LLM, and the model is adopted")
+        if self.optimizer.compile:
+            raise ValueError("optimizer.compile is true, but an adopted model is not compiled")
+        return self
+
+
 def ready() -> list[str]:
     """Names of the configurations that come with the package."""
     return sorted(f.name.removesuffix(".yaml") for f in _folder().iterdir() if f.name.endswith(".yaml"))
 
 
-def load(source: str | Path, overrides: Sequence[str] = ()) -> TrainSettings:
+def load(source: str | Path, overrides: Sequence[str] = ()) -> TrainSettings | AdoptedTrainSettings:
     """Settings of a YAML file, or of a ready configuration by its name, with ``section.key=value`` over them.
+
+    They are of an adopted model where ``model`` has ``adopted``.
 
     Raises:
         FileNotFoundError, ValueError: no such file or configuration, or a setting that is wrong, each named.
@@ -227,7 +276,10 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> TrainSettings:
         values = read_yaml(Path(source))
     else:
         raise FileNotFoundError(f"{source}: no such file, and no ready configuration ({', '.join(ready())})")
-    return TrainSettings.checked(overridden(values, overrides), str(source))
+    values = overridden(values, overrides)
+    model = values.get("model")
+    adopted = isinstance(model, dict) and "adopted" in model
+    return (AdoptedTrainSettings if adopted else TrainSettings).checked(values, str(source))
 
 
 def _folder() -> Any:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from plga.model.operator import LearnedOperator
 from plga.training.monitor import Look
+from plga.training.subject import learned_operators
 
 if TYPE_CHECKING:
     from plga.training.trainer import Trainer
@@ -78,9 +78,9 @@ class ExponentGuard(Guard):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.active:
-            for module in self.trainer.model.modules():
-                if isinstance(module, LearnedOperator) and module.exponent.grad is not None:
-                    module.exponent.grad.clamp_(-self.settings.clip_at, self.settings.clip_at)
+            for operator in learned_operators(self.trainer.model):
+                if operator.exponent.grad is not None:
+                    operator.exponent.grad.clamp_(-self.settings.clip_at, self.settings.clip_at)
 
     def state(self) -> Any:
         return self.active

@@ -10,11 +10,12 @@ from transformers import TrainerCallback
 
 from plga.criticality.order_parameter import fluctuation
 from plga.model.atomic import new_directory
-from plga.model.loss import IGNORED, next_token_hits
+from plga.model.loss import IGNORED
 from plga.model.operator import DeductiveOutputs
 from plga.ops.spectrum import cycle_share
 from plga.training import checkpoints
 from plga.training.penalties import dag_losses
+from plga.training.subject import learned_operators
 
 if TYPE_CHECKING:
     from plga.training.trainer import Trainer
@@ -85,7 +86,8 @@ class Monitor(TrainerCallback):
         model = self.trainer.model
         with self._evaluating(model):
             figures = self._inductive(self.held_out)
-            if model.config.operator != "learned":
+            operators = learned_operators(model)
+            if not operators:
                 return Look(figures, None)
             layers, alignment = self._deductive(self.probe)
             figures["order_parameter"] = fluctuation(_stacked(layers, "curvature"))
@@ -93,7 +95,7 @@ class Monitor(TrainerCallback):
                 figures[f"order_parameter_{symbol}"] = fluctuation(_stacked(layers, name))
             figures |= {f"probe_dag_{name}": float(value) for name, value in dag_losses(layers).items()}
             shares = cycle_share(_stacked(layers, "metric"))
-            exponents = [checkpoints.whole(layer.self_attn.operator.exponent) for layer in model.model.layers]
+            exponents = [checkpoints.whole(operator.exponent) for operator in operators]
             figures["cycle_share"] = float(shares.max())
             figures["exponent_min"] = min(float(p.min()) for p in exponents)
             figures["exponent_max"] = max(float(p.max()) for p in exponents)
@@ -105,17 +107,11 @@ class Monitor(TrainerCallback):
         """Cross-entropy and accuracy over all real targets of some windows."""
         loss = hits = count = 0.0
         for part in self._parts(windows):
-            targets = part["labels"]
-            outputs = self.trainer.model(
-                input_ids=part["input_ids"],
-                attention_mask=part.get("attention_mask"),
-                next_tokens=targets,
-                use_cache=False,
-            )
-            real = int((targets != IGNORED).sum())
-            loss += float(outputs.loss) * real
+            passed = self.trainer.subject.forward(self.trainer.model, part)
+            real = int((part["labels"] != IGNORED).sum())
+            loss += float(passed.loss) * real
             count += real
-            hits += int(next_token_hits(outputs.last_hidden_state, self.trainer.model.lm_head, targets))
+            hits += int(passed.hits())
         return {"validation_loss": loss / count, "validation_accuracy": hits / count}
 
     def _deductive(self, windows: dict[str, Tensor]) -> tuple[list[DeductiveOutputs], float | None]:
@@ -123,17 +119,12 @@ class Monitor(TrainerCallback):
         parts, alignments = [], []
         blocks = self._alignment_blocks(windows)
         for part in self._parts(windows):
-            outputs = self.trainer.model(
-                input_ids=part["input_ids"],
-                attention_mask=part.get("attention_mask"),
-                use_cache=False,
-                logits_to_keep=1,
-                output_deductive=True,
-                alignment_blocks=blocks,
-            )
-            parts.append(outputs.deductive)
+            passed = self.trainer.subject.forward(self.trainer.model, part, deductive=True, blocks=blocks)
+            assert passed.deductive is not None  # asked for
+            parts.append(passed.deductive)
             if blocks is not None:
-                alignments.append(float(torch.stack(outputs.alignment).mean()) * len(part["input_ids"]))
+                assert passed.alignment is not None
+                alignments.append(float(torch.stack(passed.alignment).mean()) * len(part["input_ids"]))
         layers = [
             DeductiveOutputs(*(torch.cat([p.cpu() for p in tensors]) for tensors in zip(*layer, strict=True)))
             for layer in zip(*parts, strict=True)
@@ -145,7 +136,9 @@ class Monitor(TrainerCallback):
         blocks: int = self.trainer.settings.objective.alignment.blocks
         mask = windows.get("attention_mask")
         shortest = windows["input_ids"].shape[1] if mask is None else int(mask.sum(dim=1).min())
-        return blocks if self.trainer.model.config.gram == "global" and shortest >= blocks else None
+        # Of a PLDR-LLM: an adopted model has no choice of a Gram.
+        gram = getattr(self.trainer.model.config, "gram", None)
+        return blocks if gram == "global" and shortest >= blocks else None
 
     def _parts(self, windows: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         size = self.trainer.args.per_device_train_batch_size

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-from plga.model.checkpoint import load_model, save_model
-from plga.model.modeling import PldrForCausalLM
 from plga.training import checkpoints
-from plga.training.config import TrainSettings
+from plga.training.adopted import AdoptedSubject
+from plga.training.config import AdoptedTrainSettings, RunSettings, TrainSettings
 from plga.training.data.dataset import Data, open_data
+from plga.training.subject import PldrSubject, Subject, learned_operators
 from plga.training.trainer import Trainer, require_equal_parts
 
 # What may differ between a run and its continuation: the same model is trained on the same data to the same end.
@@ -46,7 +46,7 @@ class Trained(NamedTuple):
     data: Data
 
 
-def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) -> Trained:
+def train(settings: RunSettings, callbacks: Sequence[TrainerCallback] = ()) -> Trained:
     """Train, or go on: the bits at the end are those of a run that was never stopped.
 
     Called by every process of a distributed run alike. SIGTERM and SIGINT end the run after the running step, with
@@ -71,11 +71,11 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
         start = checkpoints.newest(output)
         if start is not None:
             _check_same_run(settings, checkpoints.read_run(start), start)
-        context = settings.model.max_position_embeddings
+        subject = _subject(settings)
         data = open_data(
             settings.data,
-            vocab_size=settings.model.vocab_size,
-            context=context,
+            vocab_size=subject.vocab_size,
+            context=settings.context,
             seed=settings.optimizer.seed,
             batch=settings.optimizer.batch // processes.num_processes,
             process_index=processes.process_index,
@@ -89,20 +89,14 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
         if step > settings.optimizer.last:
             raise ValueError(f"{start}: past optimizer.stop = {settings.optimizer.last}; choose another logging.output")
         if start is not None and step == settings.optimizer.last:
-            return _finished(output, start, data, processes)
+            return _finished(subject, output, start, data, processes)
         torch.manual_seed(settings.optimizer.seed)
-        tokenizer = data.tokenizer
-        model = PldrForCausalLM(
-            settings.model.config(
-                pad_token_id=tokenizer.pad_token_id,
-                bos_token_id=tokenizer.bos_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-            )
-        )
+        model = subject.build(data.tokenizer)
         if settings.optimizer.checkpointing == "learner":
-            model.checkpoint_metric_learner(True)
+            for operator in learned_operators(model):
+                operator.checkpoint_learner = True
         stop = _StopOnSignal()
-        trainer = Trainer(model, data, settings, [stop, *callbacks])
+        trainer = Trainer(subject, data, settings, [stop, *callbacks])
         with stop.listening():
             trainer.train(resume_from_checkpoint=None if start is None else str(start))
         if stop.signal is not None and trainer.state.global_step < settings.optimizer.last:
@@ -111,13 +105,20 @@ def train(settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()) ->
                 f"{trainer.last_checkpoint} is where the same command goes on"
             )
         assert trainer.last_checkpoint is not None  # there is one after the last step
-        return _finished(output, trainer.last_checkpoint, data, processes)
+        return _finished(subject, output, trainer.last_checkpoint, data, processes)
 
 
-def _finished(output: Path, last: Path, data: Data, processes: PartialState) -> Trained:
+def _subject(settings: RunSettings) -> Subject:
+    if isinstance(settings, AdoptedTrainSettings):
+        return AdoptedSubject(settings)
+    assert isinstance(settings, TrainSettings)
+    return PldrSubject(settings)
+
+
+def _finished(subject: Subject, output: Path, last: Path, data: Data, processes: PartialState) -> Trained:
     """Put the model of the last checkpoint into ``final``, and give what the run left."""
     if processes.is_main_process:
-        save_model(load_model(last), output / "final", overwrite=True, tokenizer=data.tokenizer)
+        subject.finish(last, output, data.tokenizer)
     processes.wait_for_everyone()
     return Trained(output, checkpoints.history(last), data)
 
@@ -167,7 +168,7 @@ class _StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-def _check_same_run(settings: TrainSettings, run: dict[str, Any], checkpoint: Path) -> None:
+def _check_same_run(settings: RunSettings, run: dict[str, Any], checkpoint: Path) -> None:
     now, then = settings.model_dump(mode="json"), run["settings"]
     differing = [
         f"{section}.{key} was {then[section].get(key)!r} and is {value!r}"

@@ -19,21 +19,20 @@ from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
-from plga.model.loss import next_token_hits
-from plga.model.modeling import PldrForCausalLM
 from plga.training import checkpoints
-from plga.training.config import TrainSettings
+from plga.training.config import RunSettings
 from plga.training.data.dataset import Data
 from plga.training.guards import guards_of
 from plga.training.monitor import Monitor
 from plga.training.penalties import Penalties
+from plga.training.subject import Subject
 
 
 class Trainer(transformers.Trainer):
-    """Trains a PLDR-LLM; made by :func:`plga.training.run.train`.
+    """Trains a model; made by :func:`plga.training.run.train`.
 
     Args:
-        model: in float32, freshly initialized.
+        subject: whose model was built.
         data: as many processes share it as run this.
         settings: of the run.
         callbacks: beside the guards and the monitor.
@@ -44,12 +43,12 @@ class Trainer(transformers.Trainer):
 
     def __init__(
         self,
-        model: PldrForCausalLM,
+        subject: Subject,
         data: Data,
-        settings: TrainSettings,
+        settings: RunSettings,
         callbacks: list[transformers.TrainerCallback],
     ) -> None:
-        self.settings, self.data = settings, data
+        self.subject, self.settings, self.data = subject, settings, data
         self.recipe = settings.optimizer
         self.penalties = Penalties(settings.objective, self.recipe.steps)
         self.monitor = Monitor(self)
@@ -60,7 +59,7 @@ class Trainer(transformers.Trainer):
         self._last_logged = time.perf_counter()
         self.losses: list[Tensor] = []  # of each step since the last log line, of this process
         super().__init__(
-            model=model,
+            model=subject.model,
             args=_arguments(settings),
             train_dataset=data.train,
             callbacks=[*_trackers(settings.logging.report_to), *self.guards, self.monitor, *callbacks],
@@ -71,11 +70,11 @@ class Trainer(transformers.Trainer):
         self._loss_shifts_labels = False  # they come as next tokens
         self.last_checkpoint: Path | None = None
         if settings.distributed.strategy == "fsdp2" and self.args.world_size > 1:
-            self._shard(model)
+            self._shard(subject.model)
 
-    def _shard(self, model: PldrForCausalLM) -> None:
+    def _shard(self, model: Any) -> None:
         """FSDP2: every layer, and the rest, sharded over the processes."""
-        for layer in model.model.layers:
+        for layer in self.subject.layers():
             fully_shard(layer)
         fully_shard(model)
         # What Transformers calls a model that owns its placement: Accelerate then leaves it as it is.
@@ -130,23 +129,15 @@ class Trainer(transformers.Trainer):
             FloatingPointError: a non-finite loss or deductive output, with the step and the last good checkpoint.
         """
         assert num_items_in_batch is not None
-        labels = inputs["labels"]
-        outputs = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs.get("attention_mask"),
-            next_tokens=labels,
-            num_items_in_batch=num_items_in_batch,
-            use_cache=False,
-            output_deductive=self.penalties.needs_deductive,
-            alignment_blocks=self.penalties.alignment_blocks,
+        passed = self.subject.forward(
+            model, inputs, num_items_in_batch, self.penalties.needs_deductive, self.penalties.alignment_blocks
         )
         # Processes average their gradients, accumulated parts add them up.
         parts = self.recipe.accumulate
-        entropy = outputs.loss * self.args.world_size
+        entropy = passed.loss * self.args.world_size
         if (self.state.global_step + 1) % self.args.logging_steps == 0:
-            hits = next_token_hits(outputs.last_hidden_state, self.model.lm_head, labels)
-            self._accuracy = self._accuracy + hits * self.args.world_size / num_items_in_batch
-        penalty, values = self.penalties.parts(self.state.global_step, outputs.deductive, outputs.alignment)
+            self._accuracy = self._accuracy + passed.hits() * self.args.world_size / num_items_in_batch
+        penalty, values = self.penalties.parts(self.state.global_step, passed.deductive, passed.alignment)
         loss = entropy + penalty / parts
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss.item()}")
@@ -156,7 +147,7 @@ class Trainer(transformers.Trainer):
         if len(self.losses) == self.state.global_step - self._globalstep_last_logged:
             self.losses.append(torch.zeros((), device=entropy.device))
         self.losses[-1] += entropy.detach()
-        return (loss, outputs) if return_outputs else loss
+        return (loss, passed.outputs) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward pass of one part; non-finite numbers end the run with step and remedy."""
@@ -207,7 +198,7 @@ class Trainer(transformers.Trainer):
                 f"coefficient_{n}": c for n, c in self.penalties.coefficients(self.state.global_step - 1).items() if c
             }
             now = time.perf_counter()
-            tokens = steps * self.recipe.batch * self.settings.model.max_position_embeddings
+            tokens = steps * self.recipe.batch * self.settings.context
             if bad := sum(self.data.bad_rows.values()):
                 logs["bad_rows"] = bad  # of this process
             logs["tokens_per_second"] = tokens / (now - self._last_logged)
@@ -283,7 +274,7 @@ class Trainer(transformers.Trainer):
             checkpoints.restore_random(Path(checkpoint))
 
 
-def require_equal_parts(settings: TrainSettings, processes: int) -> None:
+def require_equal_parts(settings: RunSettings, processes: int) -> None:
     """Raise ValueError unless a batch divides into equal parts, one at a time for each process."""
     batch, accumulate = settings.optimizer.batch, settings.optimizer.accumulate
     if batch % (processes * accumulate):
@@ -305,7 +296,7 @@ def _trackers(names: Sequence[str]) -> list[transformers.TrainerCallback]:
     return made
 
 
-def _arguments(settings: TrainSettings) -> TrainingArguments:
+def _arguments(settings: RunSettings) -> TrainingArguments:
     recipe, logging = settings.optimizer, settings.logging
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     return TrainingArguments(
