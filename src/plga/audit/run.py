@@ -14,8 +14,7 @@ from plga.audit.arrays import pack, read_arrays, unpack, write_arrays
 from plga.audit.record import FAILED, MEASURED, NOT_MEASURABLE, Part, figure
 from plga.audit.section import NotMeasurable, Quantity, Section
 from plga.audit.subject import Subject
-from plga.criticality.files import locked
-from plga.model.atomic import new_file
+from plga.model.atomic import locked, new_file
 
 
 @dataclass(frozen=True)
