@@ -84,6 +84,7 @@ def test_questions(checkpoint: Path, questions: Path, tmp_path: Path) -> None:
         (("--stride", "25"), "stride is 25, expected from 1 to the context of 24"),
         (("--out", "/tmp/scores.txt"), "--out is /tmp/scores.txt, expected a name that ends in .json"),
         (("--device", "abacus"), "device is 'abacus', which is not here"),
+        (("--device", "meta"), "device is 'meta', which is not here (it holds no numbers)"),
         (("--tokenizer", "/missing"), "/missing: no such file"),
     ],
 )

@@ -33,6 +33,16 @@ def test_one_text_is_counted_in_bytes_after_its_first_token(tokenizer: PreTraine
     assert (text.name, text.bytes) == ("a.txt", 5)
 
 
+def test_line_ends_are_scored_as_they_are(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\0\n")
+    (text,) = read_file(tmp_path / "a.txt", tokenizer)
+    assert isinstance(text, Text)
+    assert tokenizer.decode(text.ids) == "a\r\nb\0\n"
+    assert text.bytes == 5
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\r\n{"text": "two"}\r\n')
+    assert [tokenizer.decode(text.ids) for text in read_file(tmp_path / "a.jsonl", tokenizer)] == ["one", "two"]  # type: ignore[union-attr]
+
+
 def test_lines_of_texts(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     found = read_file(write(tmp_path / "a.jsonl", {"text": "one\u2028two"}, "", {"text": "three"}), tokenizer)
     assert [text.name for text in found] == ["a.jsonl line 1", "a.jsonl line 3"]
@@ -74,6 +84,15 @@ def test_spaces_at_the_end_of_a_context_go_to_the_candidate(tokenizer: PreTraine
         ([{"candidates": ["a"], "true": [0]}], "q.jsonl line 1: no field 'context'"),
         ([QUESTION | {"candidates": ["a", " "]}], "q.jsonl line 1: candidate 1 is empty, expected at least one"),
         ([QUESTION | {"candidates": ["a", 2]}], "q.jsonl line 1: candidates are .*, expected a list of texts"),
+        ([{"text": "ab"}, '{"text": "a\\ud800b"}'], r"q.jsonl line 2: '\\ud800' is half of a character"),
+        (
+            ['{"context": "a", "candidates": ["\\udfff", "b"], "true": [0]}'],
+            "q.jsonl line 1: '.*' is half of a character",
+        ),
+        (
+            [{"context": "de", "candidates": ["f", "x"], "true": [0]}],
+            "q.jsonl line 1: candidate 0 has no token of its own, as the tokenizer joins it to the end of the context",
+        ),
         ([QUESTION | {"true": [True]}], r"q.jsonl line 1: true is \[true\], expected a list of indices"),
         ([QUESTION | {"true": []}], r"q.jsonl line 1: true is \[\], expected a list, not empty"),
     ],

@@ -68,6 +68,7 @@ def test_a_task_without_a_field(tmp_path: Path, changes: dict, message: str) -> 
     [
         ([], "no documents, expected a JSON object on each line"),
         ([DOCUMENT, "{"], "line 2: not JSON"),
+        ([DOCUMENT, json.dumps(DOCUMENT | {"code": "\ud800"})], "line 2: .* is half of a character"),
         (["[]"], "line 1: list, expected a JSON object"),
     ],
 )

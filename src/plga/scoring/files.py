@@ -57,7 +57,7 @@ def read_file(file: Path, tokenizer: PreTrainedTokenizerFast) -> list[Text] | li
         OSError: missing or unreadable.
     """
     try:
-        content = file.read_text(encoding="utf-8")
+        content = file.read_bytes().decode()  # with its line ends as they are: they are tokens and bytes as well
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     if file.suffix != ".jsonl":
@@ -101,6 +101,19 @@ def encode_pair(tokenizer: PreTrainedTokenizerFast, context: str, candidate: str
     return given, whole[len(given) :]
 
 
+def require_text(name: str, fields: dict[str, Any]) -> None:
+    """JSON may hold half of a character (a lone surrogate), which no tokenizer takes.
+
+    Raises:
+        ValueError: it does; ``name`` says where.
+    """
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start : error.start + 1])
+        raise ValueError(f"{name}: {half} is half of a character, expected whole ones") from error
+
+
 def _question(name: str, fields: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> Asked:
     context = _field(name, fields, "context", str)
     candidates, true = _field(name, fields, "candidates", list), _field(name, fields, "true", list)
@@ -113,6 +126,11 @@ def _question(name: str, fields: dict[str, Any], tokenizer: PreTrainedTokenizerF
         if not candidate.strip():
             raise ValueError(f"{name}: candidate {number} is empty, expected at least one character")
         given, asked = encode_pair(tokenizer, context, candidate)
+        if not asked:
+            raise ValueError(
+                f"{name}: candidate {number} has no token of its own, as the tokenizer joins it to the end of the "
+                "context; expected one that begins with a space, or another context"
+            )
         items.append(Item(tuple(given), tuple(asked), f"{name}, candidate {number}"))
     return Asked(name, tuple(items), tuple(candidates), tuple(true))
 
@@ -128,6 +146,7 @@ def _objects(file: Path, content: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise ValueError(f"{name}: not JSON ({error})") from error
         if not isinstance(fields, dict):
             raise ValueError(f"{name}: {type(fields).__name__}, expected a JSON object")
+        require_text(name, fields)
         yield name, fields
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from plga.scoring.files import require_text
+
 _NEEDED = ("task", "dataset_path", "output_type", "doc_to_text", "doc_to_target")
 _TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 
@@ -86,6 +88,7 @@ def _documents(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(f"{data.name} line {number}: not JSON ({error})") from error
         if not isinstance(document, dict):
             raise ValueError(f"{data.name} line {number}: {type(document).__name__}, expected a JSON object")
+        require_text(f"{data.name} line {number}", document)
         yield number, document
 
 
