@@ -3,9 +3,10 @@
     python benchmarks/adopt.py [--threads 2] [--rounds 7] [--operators constant low_rank learned]
 
 The shapes are those of the 110M models (arXiv:2502.13502), weights at random, float32, one sequence. The models take
-turns in one process, in an order that alternates; a ratio is the median over rounds of adopted / original of one round,
-so that what else the machine does meets both alike. Memory is the peak resident size of a process of its own that holds one
-model and does one kind of work; the interpreter and its libraries are in it. Exits with 1 where a bound is missed.
+turns in one process, in an order that alternates; a ratio is the median over rounds of adopted / original of one
+round, so that what else the machine does meets both alike. Memory is the peak resident size of a process of its own
+that holds one model and does one kind of work; the interpreter and its libraries are in it. The bounds are those of
+the constant operator. Exits with 1 where one is missed.
 """
 
 import argparse
