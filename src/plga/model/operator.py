@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
+from plga.model.inference import may_overwrite, through_units
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
@@ -116,6 +117,10 @@ class MetricLearner(nn.Module):
 
     def forward(self, density: Tensor) -> Tensor:
         x = self.input_norm(density)
+        if may_overwrite():
+            at_once = through_units(self.units, (ResidualUnit, SwiGLU, Linear, LayerNorm), x)
+            if at_once is not None:
+                return at_once
         for unit in self.units:
             x = unit(x)
         return x

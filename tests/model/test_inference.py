@@ -1,0 +1,110 @@
+"""The metric learner without gradients: the numbers of its modules, and the modules themselves where they do more."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from plga.model.operator import Linear, MetricLearner, SwiGLU
+from tests.model.conftest import relative, tiny
+
+
+def learner(dtype: torch.dtype = torch.float32) -> MetricLearner:
+    made = tiny(dtype).model.layers[0].self_attn.operator.learner
+    assert isinstance(made, MetricLearner)
+    return made
+
+
+def density(dtype: torch.dtype = torch.float32) -> Tensor:
+    q = torch.randn(3, 2, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return q.mT @ q
+
+
+def by_modules(learner: MetricLearner, density: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return learner(density).detach()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_without_gradients_the_numbers_are_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = learner(dtype), density(dtype)
+    kept, expected = given.clone(), by_modules(made, given)
+    assert torch.equal(made(given), expected)
+    assert torch.equal(given, kept)
+    monkeypatch.setattr(nn.Linear, "__call__", lambda *_: pytest.fail("a module was called"))
+    assert torch.equal(made(given), expected)
+
+
+@torch.no_grad()
+def test_blocks_of_several_widths() -> None:
+    made = learner()
+    wide = SwiGLU(4, 9)
+    made.units[1].blocks[0] = wide
+    assert torch.equal(made(density()), by_modules(made, density()))
+
+
+def hook_on(part: Callable[[MetricLearner], nn.Module]) -> Callable[[MetricLearner], None]:
+    return lambda learner: part(learner).register_forward_hook(lambda module, given, output: 2 * output) and None
+
+
+def doubled(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda x: 2 * forward(x)  # type: ignore[method-assign]
+
+
+class Adapter(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def adapted(learner: MetricLearner) -> None:
+    given = learner.units[0].blocks[1].up_proj
+    learner.units[0].blocks[1].up_proj = Adapter(given.in_features, given.out_features)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        hook_on(lambda learner: learner.units[1]),
+        hook_on(lambda learner: learner.units[1].blocks[0]),
+        hook_on(lambda learner: learner.units[0].blocks[1].gate_proj),
+        hook_on(lambda learner: learner.units[0].norm),
+        lambda learner: doubled(learner.units[1].blocks[0].down_proj),
+        adapted,
+        lambda learner: learner.units[0].blocks[0].to(torch.bfloat16) and None,
+    ],
+    ids=["hook of a unit", "of a block", "of a product", "of a norm", "own forward", "adapter", "low precision"],
+)
+def test_modules_that_do_more_are_called(change: Callable[[MetricLearner], None]) -> None:
+    made = learner()
+    plain = made(density())
+    change(made)
+    changed = made(density())
+    assert not torch.equal(changed, plain)
+    assert torch.equal(changed, by_modules(made, density()))
+
+
+@torch.no_grad()
+def test_hooks_of_all_modules_are_called() -> None:
+    made, seen = learner(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, output: seen.append(module))
+    made(density())
+    handle.remove()
+    assert made.units[0].blocks[0].gate_proj in seen
+
+
+@torch.no_grad()
+def test_transforms_see_the_modules() -> None:
+    made, given = learner(torch.float64), density(torch.float64)
+    assert relative(torch.func.vmap(made)(given), made(given)) < 1e-12
+    step = torch.arange(given.numel(), dtype=given.dtype).view_as(given).sin()
+    _, along = torch.func.jvp(made, (given,), (step,))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(made(forward_ad.make_dual(given, step))).tangent
+    assert relative(tangent, along) < 1e-12
+    moved = (made(given + 1e-6 * step) - made(given - 1e-6 * step)) / 2e-6
+    assert relative(along, moved) < 1e-6
