@@ -43,9 +43,9 @@ class Growing:
             buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
             if length:
                 buffer[..., :length, :] = kept
-        buffer[..., length:total, :] = new
+        buffer.narrow(-2, length, total - length).copy_(new)
         self.buffer, self.length = buffer, total
-        return buffer[..., :total, :]
+        return buffer.narrow(-2, 0, total)
 
     def drop(self) -> None:
         """Let the buffer go; what it returned lives on."""

@@ -25,7 +25,8 @@ def require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
         return
     if not ids.numel():
         return
-    least, largest = ids.aminmax()  # one pass where nothing is wrong
+    # One pass where nothing is wrong, and none over one token.
+    least, largest = (int(x) for x in ids.aminmax()) if ids.numel() > 1 else (int(ids),) * 2
     if least < 0 or largest >= vocab_size:
         outside = ids[(ids < 0) | (ids >= vocab_size)]
         raise ValueError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} pieces")

@@ -22,11 +22,11 @@ def runs_reversed(
     Not on accelerators, whose kernels want masks laid out in their own way; a look at the mask would wait for them too.
     """
     return (
-        config.operator == "constant"
+        inputs_embeds.shape[1] > 1  # asked for first: a generated token ends it here
+        and config.operator == "constant"
         and config._attn_implementation == "sdpa"
         and isinstance(cache, PldrCache)
         and past > 0
-        and inputs_embeds.shape[1] > 1
         and inputs_embeds.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and (attention_mask is None or (attention_mask.dim() == 2 and bool(attention_mask.all())))

@@ -246,8 +246,20 @@ class PldrModel(PldrPreTrainedModel):
         **kwargs: Any,
     ) -> PldrModelOutput:
         """Hidden states of the tokens given.
+        self._frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
 
         Args:
+    def frequencies(self, device: torch.device) -> Tensor:
+        """θ of the rotary embedding, [d/2], kept for the device that asked last: each token would make it again."""
+        key = (self.config.head_dim, self.config.rope_theta, device)
+        kept = self._frequencies.get(key)
+        if kept is not None and not torch.compiler.is_compiling():
+            return kept
+        made = inverse_frequencies(*key)
+        if type(made) is Tensor and not torch.compiler.is_compiling():  # not one of a graph that is being traced
+            self._frequencies = {key: made}
+        return made
+
             input_ids: [B, S] integers, or else ``inputs_embeds`` [B, S, d_model] (before the factor √d_model).
             attention_mask: [B, past + S], 1 at real tokens; with a constant operator also what Transformers prepared.
             position_ids: [B, S] or [1, S]; counted from the first real token of each sequence by default.
@@ -308,8 +320,7 @@ class PldrModel(PldrPreTrainedModel):
                 **{CACHE_NAME: layer_cache if isinstance(layer_cache, Cache) else None},
             )
         hidden_states = self.embed_norm(inputs_embeds * math.sqrt(self.config.hidden_size))
-        frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, hidden_states.device)
-        cos, sin = tables(position_ids, frequencies, hidden_states.dtype)
+        cos, sin = tables(position_ids, self.frequencies(hidden_states.device), hidden_states.dtype)
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
         if (
             self.config.rope_interleaved

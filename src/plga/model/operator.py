@@ -70,7 +70,7 @@ class LayerNorm(nn.LayerNorm):
         bias: Tensor = self.bias
         if weight.dtype != x.dtype:
             weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-        return nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+        return torch.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class SwiGLU(nn.Module):

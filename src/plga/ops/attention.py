@@ -23,6 +23,8 @@ def bend(q: Tensor, curvature: Tensor, check_values: bool = True) -> Tensor:
         ValueError: ``curvature`` is not a floating [..., d, d] that fits ``q``, or an entry of either is not finite
             (G_LM after its cast).
     """
+    if _is_of_one_sequence(q, curvature) and not check_values:
+        return torch.bmm(q[0], curvature).unsqueeze(0)
     _check.floating("q", q, min_dims=2)
     _check.square("curvature", curvature)
     width = q.shape[-1]
@@ -32,6 +34,19 @@ def bend(q: Tensor, curvature: Tensor, check_values: bool = True) -> Tensor:
         _check.finite("q", q)
         _check.finite("curvature", curvature)
     return q @ curvature
+
+
+def _is_of_one_sequence(q: Tensor, curvature: Tensor) -> bool:
+    """Whether the two fit without broadcasting: [1, H, S, d] and [H, d, d]. At each generated token, calls count."""
+    return (
+        not torch.compiler.is_compiling()  # which may leave the number of sequences open
+        and q.dim() == 4
+        and q.dtype.is_floating_point
+        and q.dtype == curvature.dtype
+        and q.shape[0] == 1
+        and q.shape[3] > 0
+        and curvature.shape == (q.shape[1], q.shape[3], q.shape[3])
+    )
 
 
 def bilinear_attention(

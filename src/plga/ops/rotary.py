@@ -80,7 +80,8 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool =
 
 def turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """cos and i·sin as complex numbers, for :func:`turn_pairs`; both in a dtype of ``COMPLEX``, shapes kept."""
-    return torch.complex(cos, torch.zeros_like(cos)), torch.complex(torch.zeros_like(sin), sin)
+    zero = torch.zeros_like(cos)
+    return torch.complex(cos, zero), torch.complex(zero, sin)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, i_sin: Tensor) -> Tensor:
@@ -96,8 +97,8 @@ def turn_pairs(x: Tensor, cos: Tensor, i_sin: Tensor) -> Tensor:
     """
     if not x.is_contiguous() or x.storage_offset() % 2:
         x = x.clone(memory_format=torch.contiguous_format)
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * cos + pairs * i_sin).flatten(-2)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * cos + pairs * i_sin).view(x.shape)
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool = True) -> Tensor:
