@@ -1,5 +1,6 @@
 """The metric learner without gradients: the numbers of its modules, and the modules themselves where they do more."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from plga.model.inference import KeptWeights
 from plga.model.operator import Linear, MetricLearner, SwiGLU
 from tests.model.conftest import relative, tiny
 
@@ -108,3 +110,40 @@ def test_transforms_see_the_modules() -> None:
     assert relative(tangent, along) < 1e-12
     moved = (made(given + 1e-6 * step) - made(given - 1e-6 * step)) / 2e-6
     assert relative(along, moved) < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_kept_weights_give_the_same_numbers_until_one_is_written(dtype: torch.dtype) -> None:
+    made, given, kept = learner(dtype), density(dtype), KeptWeights()
+    assert relative(made(given, kept), by_modules(made, given)) < 4 * torch.finfo(dtype).eps
+    first = kept.weights
+    made(given, kept)
+    assert first is not None
+    assert kept.weights is first
+    assert first[0].blocks[0].gate.shape == (4, 16)
+    other = copy.deepcopy(kept)
+    assert other.nbytes() == 0
+    made.units[1].blocks[0].up_proj.bias.add_(1)
+    expected = by_modules(made, given)
+    for weights in (kept, other):
+        assert relative(made(given, weights), expected) < 4 * torch.finfo(dtype).eps
+    assert kept.weights is not first
+
+
+@torch.no_grad()
+def test_weights_are_not_kept_of_modules_that_do_more() -> None:
+    made, kept = learner(), KeptWeights()
+    adapted(made)
+    assert torch.equal(made(density(), kept), by_modules(made, density()))
+    assert kept.weights is None
+
+
+def test_tensors_of_inference_mode_are_read_where_they_are() -> None:
+    with torch.inference_mode():
+        made, kept = learner(), KeptWeights()
+        for change in (0, 1):
+            made.units[0].norm.bias.add_(change)
+            made.units[1].blocks[0].down_proj.weight.add_(change)
+            assert torch.equal(made(density(), kept), made(density()))
+        assert kept.nbytes() == 0

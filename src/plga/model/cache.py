@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from plga.model.configuration import MODES, PldrConfig, require_mode
 from plga.model.growing import Growing
+from plga.model.recompute import RecomputeSteps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -141,6 +142,7 @@ class PldrCache(Cache):
         self.mode = mode
         count = 1 if mode == "recompute" else config.num_hidden_layers
         super().__init__(layers=[PldrCacheLayer(room) for _ in range(count)])
+        self.steps = RecomputeSteps()  # of mode `recompute`
 
     def extend_prefix(self, embeddings: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Append embedded tokens to the prefix and return all of it (mode ``recompute``).
@@ -153,7 +155,9 @@ class PldrCache(Cache):
             Embeddings [B, S, d_model] and positions [B, S] of the whole prefix.
         """
         positions = positions.expand(embeddings.shape[:2])
+        before = self.layers[0].keys
         kept, kept_positions = self.layers[0].update(embeddings.unsqueeze(1), positions[:, None, :, None])
+        self.steps.rows.follow(before, kept)
         return kept.squeeze(1), kept_positions[:, 0, :, 0]
 
     def curvature(self, layer_idx: int) -> Tensor | None:
@@ -231,11 +235,12 @@ class PldrCache(Cache):
         return load_prefix(path, model, tokenizer, input_ids, mode, seal)
 
     def nbytes(self) -> int:
-        """Bytes held: keys, values, prefix, operators and Grams."""
+        """Bytes held: keys, values, prefix and what its steps share, operators and Grams."""
         tensors = [
             t
             for layer in self.layers
             if isinstance(layer, PldrCacheLayer)
             for t in (layer.keys, layer.values, layer.curvature, *(layer.chunks or ()))
         ]
-        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+        held = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+        return held + self.steps.nbytes()

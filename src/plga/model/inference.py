@@ -5,11 +5,34 @@ here two buffers hold what is inside all SwiGLU blocks. The numbers are those of
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
+
+_LANES = 16  # columns that a processor multiplies at once, in float32
+
+
+class BlockWeights(NamedTuple):
+    """Of a SwiGLU block d → n → d: gate and up as [d, n], down as [n, d], and their biases."""
+
+    gate: Tensor
+    gate_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+
+
+class UnitWeights(NamedTuple):
+    """Of a residual unit: its blocks, and weight, bias and eps of its LayerNorm."""
+
+    blocks: list[BlockWeights]
+    scale: Tensor
+    shift: Tensor
+    eps: float
 
 
 def may_overwrite() -> bool:
@@ -22,23 +45,38 @@ def may_overwrite() -> bool:
     )
 
 
-def plain_parameters(unit: nn.Module, kinds: tuple[type[nn.Module], ...], dtype: torch.dtype) -> list[Tensor] | None:
-    """Parameters of a residual unit in the order of its arithmetic; None where its modules do more than use them.
+def unit_weights(
+    units: nn.ModuleList, kinds: tuple[type[nn.Module], ...], dtype: torch.dtype
+) -> list[UnitWeights] | None:
+    """Views of the parameters of residual units; None where their modules do more than compute with these.
 
     Such modules are of another class than ``kinds`` (an adapter), or have hooks or a ``forward`` of their own; or their
     parameters are of another dtype, or of a class of their own (sharded, quantized).
+
+    Args:
+        units: each with ``blocks`` of ``gate_proj``, ``up_proj`` and ``down_proj``, and with ``norm``.
+        kinds: the classes that these modules are of.
+        dtype: that the parameters have to be in.
     """
-    found: list[Tensor] = []
-    for module in _parts(unit):
-        if type(module) not in kinds or module._forward_hooks or module._forward_pre_hooks:
-            return None
-        if "forward" in module.__dict__:
-            return None
-        for parameter in module._parameters.values():
-            if type(parameter) is not nn.Parameter or parameter.dtype != dtype:
+    if nn.modules.module._has_any_global_hook():
+        return None
+    weights = []
+    for unit in units:
+        found: list[Tensor] = []
+        for module in _parts(unit):
+            if type(module) not in kinds or module._forward_hooks or module._forward_pre_hooks:
                 return None
-            found.append(parameter)
-    return found
+            if "forward" in module.__dict__:
+                return None
+            for parameter in module._parameters.values():
+                if type(parameter) is not nn.Parameter or parameter.dtype != dtype:
+                    return None
+                found.append(parameter.t())  # of a bias, itself
+        *blocks, scale, shift = found
+        each = [BlockWeights(*blocks[i : i + 6]) for i in range(0, len(blocks), 6)]
+        norm: Any = unit.norm
+        weights.append(UnitWeights(each, scale, shift, norm.eps))
+    return weights
 
 
 def _parts(unit: Any) -> Iterator[nn.Module]:
@@ -48,33 +86,68 @@ def _parts(unit: Any) -> Iterator[nn.Module]:
     yield unit.norm
 
 
-def through_units(units: nn.ModuleList, kinds: tuple[type[nn.Module], ...], rows: Tensor) -> Tensor | None:
-    """Rows [..., d] through residual units one after another; None where their modules have to be called.
+def laid_out(weights: list[UnitWeights]) -> list[UnitWeights]:
+    """Copies as products read them fastest: rows of gate and up lie together, filled up with zeros to whole lanes.
 
-    Args:
-        units: each with ``blocks`` of ``gate_proj``, ``up_proj`` and ``down_proj``, and with ``norm``.
-        kinds: the classes that these modules are of.
-        rows: the input; it may be overwritten.
+    With zeros in gate and up, silu(gate) · up has zeros there, and down adds zeros: no number changes.
     """
-    if nn.modules.module._has_any_global_hook():
-        return None
-    weights: list[tuple[list[Tensor], Any]] = []
-    for unit in units:
-        found = plain_parameters(unit, kinds, rows.dtype)
-        if found is None:
-            return None
-        weights.append((found, unit.norm))
+    return [unit._replace(blocks=[_block_laid_out(block) for block in unit.blocks]) for unit in weights]
+
+
+def _block_laid_out(block: BlockWeights) -> BlockWeights:
+    fill = -block.gate.shape[1] % _LANES
+    gate, gate_bias, up, up_bias = (pad(t, (0, fill)).contiguous() for t in block[:4])
+    return BlockWeights(gate, gate_bias, up, up_bias, pad(block.down, (0, 0, 0, fill)).contiguous(), block.down_bias)
+
+
+def through_units(weights: list[UnitWeights], rows: Tensor) -> Tensor:
+    """Rows [..., d] through residual units one after another; see :func:`may_overwrite`."""
     x = rows.reshape(-1, rows.shape[-1])
     gate, up, inner = x.new_empty(0), x.new_empty(0), torch.empty_like(x)
-    for (*blocks, scale, shift), norm in weights:
+    for unit in weights:
         y = x
-        for i in range(0, len(blocks), 6):
-            gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias = blocks[i : i + 6]
-            if gate.shape[-1] != len(gate_weight):
-                gate, up = (x.new_empty(len(x), len(gate_weight)) for _ in range(2))
-            torch.addmm(gate_bias, y, gate_weight.t(), out=gate)
-            torch.addmm(up_bias, y, up_weight.t(), out=up)
+        for block in unit.blocks:
+            if gate.shape[-1] != block.gate.shape[1]:
+                gate, up = (x.new_empty(len(x), block.gate.shape[1]) for _ in range(2))
+            torch.addmm(block.gate_bias, y, block.gate, out=gate)
+            torch.addmm(block.up_bias, y, block.up, out=up)
             nn.functional.silu(gate, inplace=True).mul_(up)
-            y = torch.addmm(down_bias, gate, down_weight.t(), out=inner)
-        x = nn.functional.layer_norm(y.add_(x), scale.shape, scale, shift, norm.eps)
+            y = torch.addmm(block.down_bias, gate, block.down, out=inner)
+        x = torch.layer_norm(y.add_(x), unit.scale.shape, unit.scale, unit.shift, unit.eps)
     return x.view(rows.shape)
+
+
+class KeptWeights:
+    """Weights of one learner, laid out once for many passes; anew after one of them was written."""
+
+    def __init__(self) -> None:
+        self.weights: list[UnitWeights] | None = None
+        self._given: list[Tensor] = []
+        self._versions: list[int] = []
+
+    def __deepcopy__(self, memo: Any) -> "KeptWeights":
+        return KeptWeights()  # of a cache, whose copy lays them out when it needs them
+
+    def of(
+        self, units: nn.ModuleList, kinds: tuple[type[nn.Module], ...], dtype: torch.dtype
+    ) -> list[UnitWeights] | None:
+        """As :func:`unit_weights`, which is asked, hooks and all, only where nothing is kept."""
+        written = self._versions != [t._version for t in self._given]
+        if self.weights is not None and self._given[0].dtype == dtype and not written:
+            return self.weights
+        self.weights = None
+        given = unit_weights(units, kinds, dtype)
+        if given is None:
+            return None
+        self._given = [t for unit in given for block in unit.blocks for t in block]
+        if any(t.is_inference() for t in self._given):  # whether such a tensor was written cannot be told
+            self._given = []
+            return given
+        self._versions = [t._version for t in self._given]
+        self.weights = laid_out(given)
+        return self.weights
+
+    def nbytes(self) -> int:
+        """Bytes of the copies."""
+        blocks = [block for unit in self.weights or () for block in unit.blocks]
+        return sum(t.numel() * t.element_size() for block in blocks for t in block[:-1])

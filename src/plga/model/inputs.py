@@ -69,3 +69,13 @@ def real_positions(attention_mask: Tensor | None, past: int, new: int, device: t
         return (torch.arange(new, device=device) + past).unsqueeze(0)
     positions = attention_mask.bool().cumsum(dim=-1) - 1
     return positions.clamp(min=0)[:, -new:]
+
+
+def real_tokens(attention_mask: Tensor | None, past: int) -> Tensor | None:
+    """True at the real tokens of this pass, [B, S]; None: all are real, as far as that can be told without waiting."""
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, past:].bool()
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+        return None  # a pass over the mask once, and not over the queries in every layer
+    return mask

@@ -25,12 +25,20 @@ from plga.model.configuration import PldrConfig
 from plga.model.generation import PldrGenerationMixin
 from plga.model.guard_tensors import GUARD_FILE, attach_from, save_operators
 from plga.model.initialization import initialize
-from plga.model.inputs import real_positions, require_blocks, require_fit, require_in_vocabulary, require_tokens
+from plga.model.inputs import (
+    real_positions,
+    real_tokens,
+    require_blocks,
+    require_fit,
+    require_in_vocabulary,
+    require_tokens,
+)
 from plga.model.loading import HUB, CheckedLoading
 from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.masks import reversed_causal_mask, runs_reversed
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.model.outputs import PldrCausalLMOutput, PldrModelOutput
+from plga.model.recompute import RecomputeSteps
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import (
@@ -100,24 +108,35 @@ class PldrAttention(nn.Module):
         alignment_blocks: int | None = None,
         last_row: bool = False,
         reverse: bool = False,
+        steps: RecomputeSteps | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
         """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None.
 
         With ``last_row`` the operator is built from all rows, and only the last one attends: [B, 1, d_model]. With
-        ``reverse`` the rows of ``attention_mask`` are in reverse order (see masks.py).
+        ``reverse`` the rows of ``attention_mask`` are in reverse order (see masks.py). ``steps`` holds what does not
+        change in mode ``recompute``: earlier rows of queries, keys and values, and weights of the operator.
         """
-        heads_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
-        key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
         cos, sin = position_embeddings
+        rows = hidden_states
+        first_rows = steps.rows if steps is not None and self.layer_idx == 0 else None
+        if first_rows is not None and not first_rows.usable((self.q_proj, self.k_proj, self.v_proj)):
+            first_rows = None
+        if first_rows is not None and first_rows.length:
+            rows, cos, sin = (x[..., first_rows.length :, :] for x in (rows, cos, sin))
+        heads_shape = (*rows.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(rows).view(heads_shape).transpose(1, 2)
+        key = self.k_proj(rows).view(heads_shape).transpose(1, 2)
+        value = self.v_proj(rows).view(heads_shape).transpose(1, 2)
         if torch.is_grad_enabled():
             query, key = (self.rotated(x, cos, sin) for x in (query, key))
         else:  # one call for both, as with few tokens calls take the time; for gradients either would keep the other
-            query, key = self.rotated(torch.stack((query, key)), cos, sin)
+            query, key = self.rotated(torch.stack((query, key)), cos, sin).unbind()
+        if first_rows is not None:
+            query, key, value = first_rows.extend(query, key, value)
 
-        deductive = self.operator(query, token_mask if chunks is None else chunks, cache)
+        kept = () if steps is None else (steps.learners[self.layer_idx],)
+        deductive = self.operator(query, token_mask if chunks is None else chunks, cache, *kept)
         alignment = None
         if alignment_blocks is not None:
             assert isinstance(self.operator, LearnedOperator)
@@ -227,7 +246,19 @@ class PldrModel(PldrPreTrainedModel):
         self.embed_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(PldrDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.gradient_checkpointing = False
+        self._frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
         self.post_init()
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """θ of the rotary embedding, [d/2], kept for the device that asked last: each token would make it again."""
+        key = (self.config.head_dim, self.config.rope_theta, device)
+        kept = self._frequencies.get(key)
+        if kept is not None and not torch.compiler.is_compiling():
+            return kept
+        made = inverse_frequencies(*key)
+        if type(made) is Tensor and not torch.compiler.is_compiling():  # not one of a graph that is being traced
+            self._frequencies = {key: made}
+        return made
 
     @accepts_either_cache_name
     @merge_with_config_defaults
@@ -246,20 +277,8 @@ class PldrModel(PldrPreTrainedModel):
         **kwargs: Any,
     ) -> PldrModelOutput:
         """Hidden states of the tokens given.
-        self._frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
 
         Args:
-    def frequencies(self, device: torch.device) -> Tensor:
-        """θ of the rotary embedding, [d/2], kept for the device that asked last: each token would make it again."""
-        key = (self.config.head_dim, self.config.rope_theta, device)
-        kept = self._frequencies.get(key)
-        if kept is not None and not torch.compiler.is_compiling():
-            return kept
-        made = inverse_frequencies(*key)
-        if type(made) is Tensor and not torch.compiler.is_compiling():  # not one of a graph that is being traced
-            self._frequencies = {key: made}
-        return made
-
             input_ids: [B, S] integers, or else ``inputs_embeds`` [B, S, d_model] (before the factor √d_model).
             attention_mask: [B, past + S], 1 at real tokens; with a constant operator also what Transformers prepared.
             position_ids: [B, S] or [1, S]; counted from the first real token of each sequence by default.
@@ -296,13 +315,13 @@ class PldrModel(PldrPreTrainedModel):
         if alignment_blocks is not None:
             require_blocks(self.config, alignment_blocks, new, attention_mask, past)
         layer_cache = cache
-        one_row = False
+        one_row, steps = False, None
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
-            past, layer_cache = 0, None
+            past, layer_cache, steps = 0, None, cache.steps
             # Only the row of the new token is read, so the last layer finishes no other, unless somebody looks inside.
             one_row = new == 1 and not any(kwargs.get(x, getattr(self.config, x, False)) for x in _SHOWN)
-        token_mask = attention_mask[:, past:].bool() if learned and attention_mask is not None else None
+        token_mask = real_tokens(attention_mask, past) if learned else None
         chunks = None
         if self.config.gram == "chunked":
             chunks = layout(self.config.gram_chunk, new, past, attention_mask)
@@ -346,6 +365,7 @@ class PldrModel(PldrPreTrainedModel):
                 alignment_blocks=alignment_blocks,
                 last_row=one_row and layer is self.layers[-1],
                 reverse=reverse,
+                steps=steps,
                 **{CACHE_NAME: layer_cache},
                 **kwargs,
             )

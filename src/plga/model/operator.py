@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
-from plga.model.inference import may_overwrite, through_units
+from plga.model.inference import KeptWeights, may_overwrite, through_units, unit_weights
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
@@ -115,12 +115,14 @@ class MetricLearner(nn.Module):
         self.input_norm = LayerNorm(config.head_dim, eps=config.layer_norm_eps)
         self.units = nn.ModuleList(ResidualUnit(config) for _ in range(config.num_metric_units))
 
-    def forward(self, density: Tensor) -> Tensor:
+    def forward(self, density: Tensor, kept: KeptWeights | None = None) -> Tensor:
+        """[..., d, d] → the same shape; ``kept``: where weights are kept from pass to pass."""
         x = self.input_norm(density)
         if may_overwrite():
-            at_once = through_units(self.units, (ResidualUnit, SwiGLU, Linear, LayerNorm), x)
-            if at_once is not None:
-                return at_once
+            kinds = (ResidualUnit, SwiGLU, Linear, LayerNorm)
+            weights = (unit_weights if kept is None else kept.of)(self.units, kinds, x.dtype)
+            if weights is not None:
+                return through_units(weights, x)
         for unit in self.units:
             x = unit(x)
         return x
@@ -141,13 +143,16 @@ class LearnedOperator(nn.Module):
         self.coupling_weight = nn.Parameter(torch.empty(shape))
         self.coupling_bias = nn.Parameter(torch.empty(shape))
 
-    def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
+    def forward(
+        self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None, weights: KeptWeights | None = None
+    ) -> DeductiveOutputs:
         """Build G_LM from ``q``, or read it from a cache that kept it.
 
         Args:
             q: rotated queries, [B, H, S, d].
             token_mask: [B, S], True at real tokens; None: all are real.
             cache: in mode ``prompt``; it keeps the first G_LM it sees.
+            weights: where those of the metric learner are kept, if many passes follow each other.
 
         Raises:
             FloatingPointError: a non-finite deductive output, naming it, the layer and the heads.
@@ -157,7 +162,7 @@ class LearnedOperator(nn.Module):
             return DeductiveOutputs(None, None, None, kept)
         with torch.autocast(q.device.type, enabled=False):
             mask = None if token_mask is None else token_mask.unsqueeze(1)
-            outputs = self.build(gram(widened(q), mask, check_values=False))
+            outputs = self.build(gram(widened(q), mask, check_values=False), weights)
         if not torch.compiler.is_compiling():
             require_finite(outputs, self.layer_idx, q.dtype)
         if cache is not None:
@@ -188,13 +193,13 @@ class LearnedOperator(nn.Module):
                 require_finite(parts, self.layer_idx, curvature.dtype)
             return relative_difference(parts.curvature, curvature)
 
-    def build(self, density: Tensor) -> DeductiveOutputs:
+    def build(self, density: Tensor, weights: KeptWeights | None = None) -> DeductiveOutputs:
         """A, A_LM, A_P and G_LM from density operators [..., H, d, d], in their dtype; call it with autocast off."""
         if self.checkpoint_learner and torch.is_grad_enabled():
             # Nothing in the learner is random, so no state of a generator needs to be kept for the second pass.
             generator = checkpoint(self.learner, density, use_reentrant=False, preserve_rng_state=False)
         else:
-            generator = self.learner(density)
+            generator = self.learner(density, weights)
         w, b, p, a, b_a = (
             t.to(density.dtype)
             for t in (self.metric_weight, self.metric_bias, self.exponent, self.coupling_weight, self.coupling_bias)
