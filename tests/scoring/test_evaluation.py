@@ -130,6 +130,23 @@ def test_a_second_evaluation_reads_its_answers(
         evaluate(subcritical, FILES[:2], ("auto",))  # without a cache nothing is kept of the one before
 
 
+@pytest.mark.parametrize("damage", ["no database", "a page"])
+def test_a_damaged_cache_is_named(subcritical: PlgaLM, tmp_path: Path, damage: str) -> None:
+    evaluate(subcritical, FILES[:1], ("block",), tmp_path, limit=2)
+    (file,) = tmp_path.glob("*.db")
+    content = file.read_bytes()
+    file.write_bytes(
+        b"no database" * 99 if damage == "no database" else content[:4096] + b"\xff" * (len(content) - 4096)
+    )
+    with pytest.raises(ValueError, match=r"_rank0\.db: not a sound cache \(.*remove it to begin anew"):
+        evaluate(subcritical, FILES[:1], ("block",), tmp_path, limit=2)
+
+
+def test_a_folder_of_tasks_that_is_missing(subcritical: PlgaLM, tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="nowhere: no such folder, expected one with task files"):
+        evaluate(subcritical, FILES[:1], ("block",), include_path=tmp_path / "nowhere")
+
+
 def test_an_unknown_task_is_named(subcritical: PlgaLM) -> None:
     with pytest.raises(ValueError, match="task 'library_nothing' is unknown to lm-evaluation-harness"):
         evaluate(subcritical, ["library_nothing"], ("block",))

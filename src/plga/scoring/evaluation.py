@@ -1,6 +1,8 @@
 """Tasks of lm-evaluation-harness under one protocol or both, resumable, with what differs (the extra ``eval``)."""
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,12 @@ def evaluate(
         ``comparison`` by task that is scored.
 
     Raises:
-        ValueError: an unknown task, a task file that is none, or a request that cannot be scored; named.
+        ValueError: an unknown task, a task file that is none, a request that cannot be scored, or a damaged cache;
+            it is named.
+        OSError: a folder of task files that is missing, or a cache that cannot be written.
     """
+    if include_path is not None and not include_path.is_dir():
+        raise NotADirectoryError(f"{include_path}: no such folder, expected one with task files")
     files = [task for task in tasks if task.endswith((".yaml", ".yml"))]
     manager = TaskManager(
         include_path=None if include_path is None else str(include_path),
@@ -56,10 +62,13 @@ def evaluate(
     lm.written = {}
     for protocol in protocols:
         lm.protocol, lm.checks, lm.truncated = protocol, {}, 0
+        answers = None if cache is None else f"{cache / protocol}-{lm.identity()[:12]}"
+        if answers is not None:
+            _require_sound(Path(f"{answers}_rank0.db"))  # as lm-evaluation-harness will call it
         results = lm_eval.simple_evaluate(
             model=lm,
             tasks=[dict(task) if isinstance(task, dict) else task for task in known],
-            use_cache=None if cache is None else str(cache / f"{protocol}-{lm.identity()[:12]}"),
+            use_cache=answers,
             limit=limit,
             num_fewshot=num_fewshot,
             gen_kwargs=gen_kwargs,
@@ -91,6 +100,20 @@ def evaluate(
         block, sequential = samples["block"], samples["sequential"]
         comparison = {name: _compared(name, block[name], sequential[name]) for name in block}
     return {"protocols": found, "comparison": comparison}
+
+
+def _require_sound(file: Path) -> None:
+    if not file.exists():
+        return
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            (found,) = connection.execute("PRAGMA quick_check").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise ValueError(
+            f"{file}: not a sound cache ({found}), expected one that SQLite can read; remove it to begin anew"
+        )
 
 
 def _known(task: str, manager: TaskManager) -> str:
