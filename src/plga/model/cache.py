@@ -114,7 +114,9 @@ class PldrCache(Cache):
     """Cache for generation with a learned operator, in one of four modes.
 
     ``recompute``: G is rebuilt from the whole known prefix at each step (the online contract). As every row of every
-    layer then changes with each token, keys and values cannot be kept; what is kept is the prefix itself, embedded.
+    layer then changes with each token, keys and values cannot be kept; what is kept is the prefix itself, embedded,
+    and what the first layer computes from it before G; and a copy of the metric learners' weights, laid out for many
+    passes.
     ``prompt``: G is built once from the prompt and kept for that sequence, with keys and values.
     ``chunked``: for a chunked Gram, whose rows never change: keys and values, the Gram of all finished chunks, the Gram
     of the running chunk, and its G, which is built anew once a chunk. Equal to one pass over the whole sequence.
@@ -235,12 +237,12 @@ class PldrCache(Cache):
         return load_prefix(path, model, tokenizer, input_ids, mode, seal)
 
     def nbytes(self) -> int:
-        """Bytes held: keys, values, prefix and what its steps share, operators and Grams."""
+        """Bytes held of the sequences: keys, values, prefix and first rows, operators and Grams."""
         tensors = [
             t
             for layer in self.layers
             if isinstance(layer, PldrCacheLayer)
             for t in (layer.keys, layer.values, layer.curvature, *(layer.chunks or ()))
         ]
-        held = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-        return held + self.steps.nbytes()
+        tensors += self.steps.rows.kept
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))

@@ -146,8 +146,3 @@ class KeptWeights:
         self._versions = [t._version for t in self._given]
         self.weights = laid_out(given)
         return self.weights
-
-    def nbytes(self) -> int:
-        """Bytes of the copies."""
-        blocks = [block for unit in self.weights or () for block in unit.blocks]
-        return sum(t.numel() * t.element_size() for block in blocks for t in block[:-1])

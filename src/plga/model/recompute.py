@@ -64,8 +64,3 @@ class RecomputeSteps:
     def __init__(self) -> None:
         self.rows = FirstRows()
         self.learners: defaultdict[int, KeptWeights] = defaultdict(KeptWeights)  # by layer
-
-    def nbytes(self) -> int:
-        """Bytes held."""
-        rows = sum(t.numel() * t.element_size() for t in self.rows.kept)
-        return rows + sum(kept.nbytes() for kept in self.learners.values())
