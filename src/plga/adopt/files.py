@@ -29,13 +29,18 @@ def save_operators(model: PreTrainedModel, file: str | Path, overwrite: bool = F
         overwrite: replace a file that is there.
 
     Raises:
-        ValueError: ``model`` is not adopted.
+        ValueError: ``model`` is not adopted, or is wrapped, as PEFT does.
         FileExistsError: the file exists and ``overwrite`` is False.
         OSError: a full disk, and whatever else the file system says.
     """
     if not is_adopted(model):
         raise ValueError(f"{type(model).__name__} is not adopted, so it has no operators; call plga.adopt first")
     config: Any = model.config
+    if differing := sorted(operators(model).keys() ^ config.plga_layers.keys()):
+        raise ValueError(
+            f"{type(model).__name__}: operators are wrapped ({first(differing, 1)}), expected the adopted model, as "
+            "PEFT gives it by get_base_model(), or by merge_and_unload() where modules_to_save has the operators"
+        )
     metadata = {
         "format": FORMAT,
         "operator": json.dumps(config.plga_operator),

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from plga.adopt.operators import GeneratedOperator
+
 
 class KeepsOperators:
     """What a cache that keeps operators adds to its class; ``operators`` are [B, H, d, d] by layer."""
@@ -70,12 +72,18 @@ def _before(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             )
         cache.__class__ = _keeping(cache.__class__)
         cache.operators = {}
-    _operator(attention).cache = cache
+    for operator in _operators(attention):
+        operator.cache = cache
 
 
 def _after(attention: nn.Module, args: Any, output: Any) -> None:
-    _operator(attention).cache = None
+    for operator in _operators(attention):
+        operator.cache = None
 
 
-def _operator(attention: nn.Module) -> Any:
-    return attention.operator
+def _operators(attention: nn.Module) -> list[GeneratedOperator]:
+    """The operator, or what PEFT's ``modules_to_save`` holds in its place: it as it was, and a copy that is trained."""
+    operator = attention.operator
+    if isinstance(operator, GeneratedOperator):
+        return [operator]
+    return [module for module in attention.modules() if isinstance(module, GeneratedOperator)]
