@@ -132,3 +132,11 @@ def test_what_is_no_configuration(tmp_path: Path, settings: Path) -> None:
         assert message in plga("plan", source).error()
     error = plga("plan", settings, "--processes", 3).error()
     assert "optimizer.batch is 12, expected a multiple of 3 processes x optimizer.accumulate = 3" in error
+
+
+def test_an_adopted_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "adopted.yaml"
+    file.write_text("model: {adopted: there}\n")
+    ending = plga("plan", file)
+    assert ending.code != 0
+    assert ending.err == f"plga: error: {file}: model.adopted is 'there', but only PLDR-LLMs can be planned\n"

@@ -9,7 +9,7 @@ import yaml
 from plga.model.checkpoint import load_model
 from plga.training.config import load
 from tests.cli.runner import fresh, plga
-from tests.training import runs
+from tests.training import adopted_models, runs
 
 # A run that waits once it has taken a few steps, so that a signal is sure to find it training.
 PAUSED = """
@@ -54,6 +54,23 @@ def test_a_run_from_a_file(config: Path, tmp_path: Path) -> None:
     again = plga("train", config, f"logging.output={out}", small_library=True)
     assert "going on from step 12" in again.out
     assert "step 20/20" in again.out
+
+
+def test_an_adopted_model_is_trained_on(tmp_path: Path) -> None:
+    directory = adopted_models.write(tmp_path / "model", "constant")
+    file = tmp_path / "adopted.yaml"
+    model = {"adopted": str(directory), "context": runs.CONTEXT}
+    file.write_text(yaml.safe_dump({**runs.BASE, "model": model}))
+    out = tmp_path / "out"
+    ending = plga("train", file, f"logging.output={out}", "optimizer.stop=5", small_library=True)
+    assert (ending.code, ending.err) == (0, ""), ending
+    assert "step 5/5  loss" in ending.out
+    assert "G_LM fluctuation" not in ending.out
+    assert f"trained model  {out}/final\n" in ending.out
+    assert f"operators      {out}/operators.safetensors\n" in ending.out
+    shown = yaml.safe_load(plga("train", file, "--show").out)
+    assert shown["model"] == {**model, "trainable": "operators"}
+    assert shown["data"]["tokenizer"] == str(directory)
 
 
 def test_every_setting_can_be_shown_and_read_back(config: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def command(
     """
     import yaml
 
-    from plga.training.config import load
+    from plga.training.config import AdoptedTrainSettings, load
 
     settings = load(config, overrides or ())
     if show:
@@ -36,8 +36,10 @@ def command(
     progress = TrainingProgress(settings)
     with progress:
         trained = train(settings, [progress.callback])
-    progress.console.print(f"trained model  {trained.output}/final", highlight=False, markup=False, soft_wrap=True)
+    left = {"trained model": "final"}
     if settings.logging.steadiest:
-        progress.console.print(
-            f"steadiest      {trained.output}/steadiest", highlight=False, markup=False, soft_wrap=True
-        )
+        left["steadiest"] = "steadiest"
+    if isinstance(settings, AdoptedTrainSettings) and settings.model.trainable == "operators":
+        left["operators"] = "operators.safetensors"
+    for label, name in left.items():
+        progress.console.print(f"{label:<13}  {trained.output}/{name}", highlight=False, markup=False, soft_wrap=True)
