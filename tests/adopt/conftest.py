@@ -153,6 +153,7 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 def relative(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference over the largest entry of ``theirs``."""
     assert ours.shape == theirs.shape
+    ours, theirs = ours.detach(), theirs.detach()
     return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max())
 
 

@@ -67,7 +67,7 @@ def adopt_with(
     require_adoptable(model)
     before = _Original(model)
     tokens = _probe(model)
-    layers = _attention_layers(model, tokens)
+    layers = _attention_layers(model, tokens, settings)
     expected = _outputs(model, tokens)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -161,7 +161,7 @@ def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str
     model.__class__, config.__class__ = adopted, adopted.config_class
     config.base_model_type, config.plga_operator, config.plga_layers = base_type, settings.as_dict(), layers
     for part in attention_configs(model):
-        part._attn_implementation = with_operators(part._attn_implementation)
+        part._attn_implementation = with_operators(part._attn_implementation, adopted.__module__)
     model._keep_in_fp32_modules_strict = adopted._keep_in_fp32_modules_strict
     attach(model)
     for name, operator in operators(model).items():
@@ -188,11 +188,12 @@ def _outputs(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
     return [found.logits, *found.hidden_states]
 
 
-def _attention_layers(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[int]]:
+def _attention_layers(model: PreTrainedModel, tokens: Tensor, settings: OperatorSettings) -> dict[str, list[int]]:
     """Attention modules that call the attention interface, in the order of their calls: name to [H, d].
 
     Raises:
-        ValueError: nobody calls it, or one that does lets tokens see later ones.
+        ValueError: nobody calls it, or one that does lets tokens see later ones, or does so twice and is to keep a
+            learned operator.
     """
     names = {id(module): name for name, module in model.named_modules()}
     layers: dict[str, list[int]] = {}
@@ -203,7 +204,13 @@ def _attention_layers(model: PreTrainedModel, tokens: Tensor) -> dict[str, list[
                 f"{type(model).__name__} lets tokens see later ones ({type(module).__name__}.is_causal is False), "
                 "expected a causal LM"
             )
-        layers[names[id(module)]] = [query.shape[1], query.shape[-1]]
+        name = names[id(module)]
+        if name in layers and settings.kind == "learned":
+            raise ValueError(
+                f"{type(model).__name__} goes through {name} more than once a pass, and a learned operator is built "
+                "once a layer; expected operator 'constant' or 'low_rank'"
+            )
+        layers[name] = [query.shape[1], query.shape[-1]]
 
     with watched(model, look):
         _outputs(model, tokens)

@@ -32,9 +32,16 @@ class AdoptedModel:
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         # Transformers comes by here whenever a kernel is chosen: when a model is made, loaded, or told another one.
         kernel = attn_implementation.removeprefix(PREFIX) if attn_implementation is not None else None
-        return with_operators(
-            super()._check_and_adjust_attn_implementation(kernel, *args, **kwargs)  # type: ignore[misc]
-        )
+        kernel = super()._check_and_adjust_attn_implementation(kernel, *args, **kwargs)  # type: ignore[misc]
+        return with_operators(kernel, type(self).__module__)
+
+    def _prefill(self, input_ids: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if generation_config.prefill_chunk_size is not None and self.config.plga_operator["kind"] == "learned":  # type: ignore[attr-defined]
+            raise ValueError(
+                f"prefill_chunk_size is {generation_config.prefill_chunk_size}, expected None: a learned operator is "
+                "built from the prompt as a whole"
+            )
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
 
 @functools.cache

@@ -36,6 +36,21 @@ class AdoptedConfigMixin:
         """Which operator, and of what size."""
         return OperatorSettings(**self.plga_operator)
 
+    @property
+    def _attn_implementation(self) -> Any:
+        return self._attn_implementation_internal  # type: ignore[attr-defined]
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: Any) -> None:
+        # Whoever sets a kernel here, past the model, would leave the operators out without a word.
+        if isinstance(value, str) and str(value) in ("eager", "sdpa"):  # str: a Kernel is equal to both its names
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+            from plga.adopt.kernels import with_operators
+
+            value = with_operators(value, MODEL_FOR_CAUSAL_LM_MAPPING[base_config_class(self)].__module__)
+        super(AdoptedConfigMixin, type(self))._attn_implementation.fset(self, value)  # type: ignore[misc]
+
 
 @functools.cache
 def adopted_config_class(base: Any) -> Any:

@@ -4,6 +4,9 @@ Transformers looks an implementation up by name, twice: for the function and for
 has a second name here, with the same mask, whose function lets the layer's operator act on the rotated queries first.
 """
 
+import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +20,35 @@ PREFIX = "plga_"
 OPERATOR = "operator"  # the attribute of an attention module
 
 
-def with_operators(kernel: str) -> str:
-    """The implementation ``plga_<kernel>``, registered with Transformers.
+class Kernel(str):
+    """The name ``plga_<kernel>`` that says it is ``<kernel>`` where a model asks which one it runs on.
+
+    Sparse attention of DeepSeek V3.2 and its like hides what was not selected by a mask if its kernel is called eager
+    or sdpa, and expects any other to do it.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or str.__eq__(self.rpartition(PREFIX)[2], other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__  # of the whole name: tables of kernels find the one with operators
+
+
+@functools.cache
+def asks_for_names(module: str) -> bool:
+    """Whether the code of a module compares the name of its kernel.
+
+    Only such a model has a :class:`Kernel`: ``torch.compile`` breaks its graph at each, and not at a plain string.
+    """
+    return (
+        re.search(r"_attn_implementation\s*(==|!=|in\b|not in\b)", inspect.getsource(sys.modules[module])) is not None
+    )
+
+
+def with_operators(kernel: str, module: str) -> str:
+    """The implementation ``plga_<kernel>`` for models of a module, registered with Transformers.
 
     Raises:
         ValueError: Transformers knows no such kernel.
@@ -34,7 +64,7 @@ def with_operators(kernel: str) -> str:
         return attend(module, query, *args, **kwargs)
 
     register(name, kernel, bent)
-    return name
+    return Kernel(name) if asks_for_names(module) else name
 
 
 def register(name: str, kernel: str, function: Callable[..., Any]) -> None:
@@ -61,9 +91,9 @@ def watched(model: nn.Module, look: Callable[..., None]) -> Iterator[None]:
                 look(module, *args, **kwargs)
                 return attend(module, *args, **kwargs)
 
-            name = f"{PREFIX}watched_{id(config)}_{plain}"
-            register(name, plain, both)
-            names.append(name)
+            name = Kernel(f"{PREFIX}{id(config)}_{PREFIX}{plain}")
+            register(str(name), plain, both)
+            names.append(str(name))
             config._attn_implementation = name
         yield
     finally:
