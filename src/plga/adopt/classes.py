@@ -102,9 +102,10 @@ def detach(model: PreTrainedModel) -> None:
     for name in operators(model):
         delattr(model.get_submodule(name), OPERATOR)
     config: Any = model.config
+    # First the classes: an adopted configuration would give the kernels their other names again.
+    model.__class__, config.__class__ = base_model_class(model), base_config_class(config)
     for part in attention_configs(model):
         part._attn_implementation = part._attn_implementation.removeprefix(PREFIX)
-    model.__class__, config.__class__ = base_model_class(model), base_config_class(config)
     for name in ADDED:
         config.__dict__.pop(name, None)
     model._keep_in_fp32_modules_strict = set(model._keep_in_fp32_modules_strict or ()) - {OPERATOR}

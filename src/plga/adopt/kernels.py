@@ -91,10 +91,10 @@ def watched(model: nn.Module, look: Callable[..., None]) -> Iterator[None]:
                 look(module, *args, **kwargs)
                 return attend(module, *args, **kwargs)
 
-            name = Kernel(f"{PREFIX}{id(config)}_{PREFIX}{plain}")
-            register(str(name), plain, both)
-            names.append(str(name))
-            config._attn_implementation = name
+            watching = Kernel(f"{PREFIX}{id(config)}_{PREFIX}{plain}")
+            names.append(str(watching))
+            register(names[-1], plain, both)
+            config._attn_implementation = watching
         yield
     finally:
         for config, kernel in configs:
