@@ -1,6 +1,7 @@
 """Sections that measure next to nothing, for the tests of what is around the real ones."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ def measured_by(letter: str, log: Path, ready: Any = None) -> Section:
 
 def audit(out: Path, log: Path, ready: Any = None) -> None:
     """A whole audit in a process of its own, which stays in its third section if it has to say that it is there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the background job of a shell ignores it
     found = [measured_by(letter, log, ready if letter == "C" else None) for letter in "ABCD"]
     install({s.letter: s for s in found})
     task = source.of_nothing(seed=0)
