@@ -125,3 +125,20 @@ def test_no_items_and_no_rows(protocol: Protocol) -> None:
     assert protocol(learned(), []) == []
     with pytest.raises(ValueError, match="batch is 0, expected >= 1 rows a pass"):
         protocol(learned(), [item(2, 2)], batch=0)
+
+
+@pytest.mark.parametrize("protocol", [block_logprobs, sequential_logprobs])
+@pytest.mark.parametrize("make", [learned, constant])
+def test_a_score_that_is_not_finite_is_named(protocol: Protocol, make: Callable) -> None:
+    model, asked = make(), [item(2, 2), item(3, 4, seed=1)]
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    kept = weight.detach().clone()
+    weight.data[0, 0] = float("nan")
+    with pytest.raises(FloatingPointError):
+        protocol(model, asked)
+    weight.data.copy_(kept)
+    with torch.no_grad():
+        model.lm_head.bias[9] = -float("inf")
+    asked[1] = Item((1, 2), (3, 4, 9, 5), "item 0.1")
+    with pytest.raises(FloatingPointError, match=r"item 0\.1: token 2 of the candidate has the score -inf, expected a"):
+        protocol(model, asked[1:])

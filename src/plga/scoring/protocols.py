@@ -54,6 +54,7 @@ def block_logprobs(model: PldrForCausalLM, items: Sequence[Item], batch: int = 1
 
     Raises:
         ValueError: an item that cannot be scored, named (:func:`plga.scoring.items.fit`), or a batch below 1.
+        FloatingPointError: a score that is not finite.
     """
     rows = _rows(model, items, batch)
     alone = list(range(len(rows)))
@@ -65,7 +66,7 @@ def block_logprobs(model: PldrForCausalLM, items: Sequence[Item], batch: int = 1
         alone = [place for place in alone if place not in found]
     for portion in _portions(sorted(alone, key=lambda place: -len(rows[place].ids)), batch):
         found |= _whole(model, rows, portion)
-    return [found[place] for place in range(len(rows))]
+    return _finite(items, [found[place] for place in range(len(rows))])
 
 
 @torch.no_grad()
@@ -81,7 +82,7 @@ def sequential_logprobs(model: PldrForCausalLM, items: Sequence[Item], batch: in
         batch: rows a pass, >= 1.
 
     Raises:
-        ValueError: as :func:`block_logprobs`.
+        ValueError, FloatingPointError: as :func:`block_logprobs`.
     """
     if causal(model.config):
         return block_logprobs(model, items, batch)
@@ -97,15 +98,28 @@ def sequential_logprobs(model: PldrForCausalLM, items: Sequence[Item], batch: in
                 score, likeliest = _score(line[None], row.ids[prefix.length : prefix.length + 1])
                 logprobs[place][prefix.length - row.first] = score[0]
                 greedy[place][prefix.length - row.first] = likeliest[0]
-    return [
+    found = [
         Scores(*scores, row.truncated) for scores, row in zip(zip(logprobs, greedy, strict=True), rows, strict=True)
     ]
+    return _finite(items, found)
 
 
 def _rows(model: PldrForCausalLM, items: Sequence[Item], batch: int) -> list[Row]:
     if batch < 1:
         raise ValueError(f"batch is {batch}, expected >= 1 rows a pass")
     return fit(items, model.config)
+
+
+def _finite(items: Sequence[Item], found: list[Scores]) -> list[Scores]:
+    for item, scores in zip(items, found, strict=True):
+        finite = scores.logprobs.isfinite()
+        if not bool(finite.all()):
+            token = int(finite.int().argmin())
+            raise FloatingPointError(
+                f"{item.name}: token {token} of the candidate has the score {float(scores.logprobs[token])}, expected "
+                "a finite one; a weight or an activation of the model is not finite"
+            )
+    return found
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
