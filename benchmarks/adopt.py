@@ -6,8 +6,8 @@ The shapes are those of the 110M models (arXiv:2502.13502), weights at random, f
 turns in one process, in an order that alternates; a ratio is the median over rounds of adopted / original of one
 round, so that what else the machine does meets both alike. On a machine that others keep busy, --clock processor with
 --threads 1 counts only the time that the models had a core. Memory is the peak resident size of a process of its own
-that holds one model and does one kind of work (median of three); the interpreter and its libraries are in it. The bounds are those of
-the constant operator. Exits with 1 where one is missed.
+that holds one model and does one kind of work, the median of three; the interpreter and its libraries are in it. The
+bounds are those of the constant operator. Exits with 1 where one is missed.
 """
 
 import argparse
