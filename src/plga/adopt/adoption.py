@@ -144,8 +144,10 @@ class _Original:
         self.strict = copy.copy(model._keep_in_fp32_modules_strict)
 
     def restore(self, model: PreTrainedModel) -> None:
-        for name in operators(model):
+        for name, operator in operators(model).items():
             delattr(model.get_submodule(name), OPERATOR)
+            for handle in getattr(operator, "watching", ()):
+                handle.remove()
         model.__class__, model.config.__class__ = self.model_class, self.config_class
         for name in model.config.__dict__.keys() - self.config.keys():
             delattr(model.config, name)

@@ -36,12 +36,23 @@ class AdoptedModel:
         return with_operators(kernel, type(self).__module__)
 
     def _prefill(self, input_ids: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if generation_config.prefill_chunk_size is not None and self.config.plga_operator["kind"] == "learned":  # type: ignore[attr-defined]
+        if generation_config.prefill_chunk_size is not None and self._is_learned():
             raise ValueError(
                 f"prefill_chunk_size is {generation_config.prefill_chunk_size}, expected None: a learned operator is "
                 "built from the prompt as a whole"
             )
         return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
+
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_learned():
+            raise ValueError(
+                "assisted decoding is not for a learned operator: its first call has guessed tokens after the prompt, "
+                "and the operator is built from all of them"
+            )
+        return super()._assisted_decoding(*args, **kwargs)  # type: ignore[misc]
+
+    def _is_learned(self) -> bool:
+        return bool(self.config.operator_settings.kind == "learned")  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -94,7 +105,7 @@ def attach(model: PreTrainedModel) -> None:
         setattr(attention, OPERATOR, operator)
         operator.start()
         if isinstance(operator, GeneratedOperator):
-            watch(attention)
+            operator.watching = watch(attention)
 
 
 def detach(model: PreTrainedModel) -> None:

@@ -34,7 +34,7 @@ class AdoptedConfigMixin:
     @property
     def operator_settings(self) -> OperatorSettings:
         """Which operator, and of what size."""
-        return OperatorSettings(**self.plga_operator)
+        return OperatorSettings.from_dict(self.plga_operator)
 
     @property
     def _attn_implementation(self) -> Any:

@@ -70,7 +70,10 @@ def load_operators(model: PreTrainedModel, file: str | Path) -> PreTrainedModel:
     file = Path(file)
     tensors = read_safetensors_file(file)
     metadata = _metadata(file)
-    settings = OperatorSettings(**metadata["operator"])
+    try:
+        settings = OperatorSettings.from_dict(metadata["operator"])
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
     def fill(adopted: PreTrainedModel) -> None:
         _require_same_model(adopted, metadata, file)
@@ -82,6 +85,8 @@ def load_operators(model: PreTrainedModel, file: str | Path) -> PreTrainedModel:
         for name, tensor in wanted.items():
             if tensors[name].shape != tensor.shape:
                 raise ValueError(f"{file}: {name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
+            if not tensors[name].is_floating_point():
+                raise ValueError(f"{file}: {name} is {tensors[name].dtype}, expected floating point")
             if not bool(tensors[name].isfinite().all()):
                 raise ValueError(f"{file}: {name} has entries that are not finite")
         with torch.no_grad():

@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from plga.adopt.operators import GeneratedOperator
@@ -56,10 +57,12 @@ def _keeping(kind: Any) -> Any:
     return type(kind.__name__, (KeepsOperators, kind), {"__module__": __name__})
 
 
-def watch(attention: nn.Module) -> None:
-    """Let the operator of an attention module know the cache of each call."""
-    attention.register_forward_pre_hook(_before, with_kwargs=True)
-    attention.register_forward_hook(_after, always_call=True)
+def watch(attention: nn.Module) -> list[RemovableHandle]:
+    """Let the operator of an attention module know the cache of each call, until the handles are removed."""
+    return [
+        attention.register_forward_pre_hook(_before, with_kwargs=True),
+        attention.register_forward_hook(_after, always_call=True),
+    ]
 
 
 def _before(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import initialization as init
 
 from plga.adopt.settings import OperatorSettings
@@ -92,7 +93,7 @@ class GeneratedOperator(AdoptedOperator):
 
     A call without a cache builds G from all its tokens: the online contract, if it is given a whole prefix. With a
     cache G is built from the first call, the prompt, and kept with the cache for its sequences (the published
-    G-cache); see :mod:`plga.adopt.kept`, which sets ``cache``.
+    G-cache); see :mod:`plga.adopt.kept`, which sets ``cache`` by the hooks ``watching``.
     """
 
     def __init__(self, heads: int, width: int, index: int, settings: OperatorSettings) -> None:
@@ -106,6 +107,7 @@ class GeneratedOperator(AdoptedOperator):
         )
         self.generator = LearnedOperator(config, index)
         self.cache: Any = None
+        self.watching: list[RemovableHandle] = []
 
     def forward(self, query: Tensor, attention_mask: Any) -> Tensor:
         real = None if self.has_kept() else real_tokens(attention_mask)

@@ -1,7 +1,7 @@
 """Which operator a layer gets, and of what size: plain data, kept in the configuration of an adopted model."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 KINDS = ("constant", "learned", "low_rank")
 
@@ -39,5 +39,17 @@ class OperatorSettings:
                 raise ValueError(f"{name} is {value!r}, expected a whole number >= 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; ``OperatorSettings(**d)`` reads it."""
+        """For JSON; ``from_dict`` reads it."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        """What ``as_dict`` gave.
+
+        Raises:
+            ValueError: a setting that this version does not know, and the errors of the class.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(settings.keys() - known):
+            raise ValueError(f"operator has a setting {unknown[0]!r}, expected some of {', '.join(sorted(known))}")
+        return cls(**settings)
