@@ -34,7 +34,7 @@ help:
 	@echo "make format  let ruff fix and format the code"
 	@echo "make proofs  compile the proofs with Coq, and print what each theorem assumes (installs nothing)"
 	@echo "make docs    build the documentation into site/"
-	@echo "make test-transformers-5.19  run the model tests with Transformers $(OLD_TRANSFORMERS)"
+	@echo "make test-transformers-5.19  run the model and adoption tests with Transformers $(OLD_TRANSFORMERS)"
 	@echo "make setup-serving   set up .venv-serving: vLLM for CPUs (Linux), in an environment of its own"
 	@echo "make test-serving    run the serving tests there"
 	@echo "make setup   only set up $(VENV);  make clean  remove the environments and caches"
@@ -46,7 +46,7 @@ test: $(DEV)
 	$(TEST_ENV) $(VENV)/bin/pytest $(ARGS)
 
 test-transformers-5.19: $(OLD)
-	$(TEST_ENV) $(OLD_VENV)/bin/pytest tests/model $(ARGS)
+	$(TEST_ENV) $(OLD_VENV)/bin/pytest tests/model tests/adopt $(ARGS)
 
 # vLLM sets the threads of its own processes. ONNX Runtime is tested with everything else.
 test-serving: $(SERVING)

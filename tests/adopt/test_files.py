@@ -280,7 +280,7 @@ class TestRefusals:
         self.refused(small("llama", dtype=torch.float32), file, message)
 
     def test_a_model_adopted_already(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="^AdoptedLlamaForCausalLM is adopted already"):
+        with pytest.raises(ValueError, match=r"^AdoptedLlamaForCausalLM is adopted already"):
             load_operators(ours(), written(tmp_path))
 
     def test_a_model_that_is_not_adopted_has_none_to_save(self, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_an_adopted_model_is_not_adopted_again(kind: str) -> None:
     ours = bend(plga.adopt(small("llama"), kind, metric_units=1))
     want = ours(tokens(1, 9)).logits
     with pytest.raises(
-        ValueError, match="^AdoptedLlamaForCausalLM is adopted already; its operators are at 'operator'"
+        ValueError, match=r"^AdoptedLlamaForCausalLM is adopted already; its operators are at 'operator'"
     ):
         plga.adopt(ours)
     assert torch.equal(ours(tokens(1, 9)).logits, want)
@@ -133,7 +133,7 @@ def test_an_attribute_of_the_same_name_is_not_overwritten() -> None:
     model = small("llama")
     model.model.layers[1].self_attn.operator = nn.Identity()
     before = state(model)
-    with pytest.raises(ValueError, match="^model.layers.1.self_attn of .* has an attribute 'operator' already$"):
+    with pytest.raises(ValueError, match=r"^model.layers.1.self_attn of .* has an attribute 'operator' already$"):
         plga.adopt(model)
     assert state(model) == before
     assert not operators(model)
