@@ -225,6 +225,7 @@ def test_a_full_disk_and_an_interruption_leave_nothing(base: Path, tmp_path: Pat
         *("adopt", base, "--out", tmp_path / "out"),
         code="""
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background ignores
 from transformers import PreTrainedModel
 save = PreTrainedModel.save_pretrained
 def interrupted(self, *arguments, **settings):

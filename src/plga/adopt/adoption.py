@@ -99,7 +99,8 @@ def train_operators_only(model: nn.Module) -> None:
 def require_adoptable(model: Any) -> None:
     """Raise TypeError or ValueError unless ``model`` looks like one that can be adopted; nothing is run."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is {type(model).__name__}, expected a causal LM of Transformers")
+        wrapped = "; adopt the base model before PEFT wraps it" if type(model).__module__.startswith("peft.") else ""
+        raise TypeError(f"model is {type(model).__name__}, expected a causal LM of Transformers{wrapped}")
     name = type(model).__name__
     if is_adopted(model):
         raise ValueError(f"{name} is adopted already; its operators are at {OPERATOR!r} of each attention layer")
