@@ -116,6 +116,24 @@ def test_checkpointing_changes_no_gradient(kind: str) -> None:
         assert gradient.equal(gradients[1][name]), name
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_takes_no_gradient(kind: str, kernel: str, side: str) -> None:
+    model = adopted(kind)
+    model.set_attn_implementation(kernel)
+    pad = VOCABULARY - 1
+    ids = torch.randint(0, pad, (2, 10), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, slice(0, 4) if side == "left" else slice(6, 10)] = 0
+    ids[mask == 0] = pad
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[0, 4] = -100  # with the padding on the left, what the last of it would predict
+    model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+    assert not model.get_input_embeddings().weight.grad[pad].any()
+    assert model.get_input_embeddings().weight.grad[ids[1, 0]].any()
+
+
 # --- PEFT ---
 
 
