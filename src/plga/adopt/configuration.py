@@ -8,7 +8,9 @@ import copy
 import functools
 import hashlib
 import json
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -18,7 +20,13 @@ from plga.adopt.settings import OperatorSettings
 MODEL_TYPE = "plga_adopted"
 
 
-class AdoptedConfigMixin:
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig as _Base  # or whatever class comes behind it
+else:
+    _Base = object
+
+
+class AdoptedConfigMixin(_Base):
     """What an adopted configuration adds to that of its base.
 
     Attributes:
@@ -30,6 +38,7 @@ class AdoptedConfigMixin:
     base_model_type: str
     plga_operator: dict[str, Any]
     plga_layers: dict[str, list[int]]
+    _attn_implementation_internal: Any
 
     @property
     def operator_settings(self) -> OperatorSettings:
@@ -38,7 +47,7 @@ class AdoptedConfigMixin:
 
     @property
     def _attn_implementation(self) -> Any:
-        return self._attn_implementation_internal  # type: ignore[attr-defined]
+        return self._attn_implementation_internal
 
     @_attn_implementation.setter
     def _attn_implementation(self, value: Any) -> None:
@@ -49,7 +58,32 @@ class AdoptedConfigMixin:
             from plga.adopt.kernels import with_operators
 
             value = with_operators(value, MODEL_FOR_CAUSAL_LM_MAPPING[base_config_class(self)].__module__)
-        super(AdoptedConfigMixin, type(self))._attn_implementation.fset(self, value)  # type: ignore[misc]
+        super(AdoptedConfigMixin, type(self))._attn_implementation.fset(self, value)
+
+    @property
+    def output_attentions(self) -> Any:
+        return super().output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: Any) -> None:
+        with self._plain_kernel():
+            super(AdoptedConfigMixin, type(self)).output_attentions.fset(self, value)
+
+    def validate(self) -> None:
+        """What Transformers checks before it writes a configuration."""
+        with self._plain_kernel():
+            super().validate()
+
+    @contextmanager
+    def _plain_kernel(self) -> Iterator[None]:
+        """The kernel by the name that Transformers has for it: only ``eager`` may give attention weights."""
+        kernel = self._attn_implementation_internal
+        if isinstance(kernel, str):
+            self._attn_implementation_internal = str(kernel).removeprefix("plga_")
+        try:
+            yield
+        finally:
+            self._attn_implementation_internal = kernel
 
 
 @functools.cache
