@@ -97,6 +97,14 @@ def test_a_model_in_training_mode_stays_so_and_dropout_draws_the_same(name: str)
     assert torch.equal(model(tokens(2, 9)).logits, before)
 
 
+def test_parts_in_evaluation_mode_stay_so() -> None:
+    model = small("llama").train()
+    model.model.layers[1].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    plga.adopt(model)
+    assert {name: module.training for name, module in model.named_modules() if name in before} == before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_not_touched_and_operators_are_float32(kind: str) -> None:
     model = small("qwen3", dtype=torch.bfloat16)

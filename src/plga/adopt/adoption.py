@@ -4,7 +4,6 @@ At G = I PLGA is SDPA (theorem, arXiv:2608.10288). That this holds to the last b
 on trust: a few tokens go through it before and after.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from plga.adopt.classes import adopted_model_class, attach, base_model_class, is_adopted, operators
+from plga.adopt.classes import adopted_model_class, attach, base_model_class, detach, is_adopted, operators
 from plga.adopt.kernels import OPERATOR, attention_configs, watched, with_operators
 from plga.adopt.settings import OperatorSettings
 
@@ -65,7 +64,6 @@ def adopt_with(
 ) -> PreTrainedModel:
     """:func:`adopt`, after which ``fill`` may set the operators; where that raises, ``model`` is as it was too."""
     require_adoptable(model)
-    before = _Original(model)
     tokens = _probe(model)
     layers = _attention_layers(model, tokens, settings)
     expected = _outputs(model, tokens)
@@ -77,7 +75,8 @@ def adopt_with(
         if fill is not None:
             fill(model)
     except BaseException:
-        before.restore(model)
+        if is_adopted(model):
+            detach(model)
         raise
     return model
 
@@ -135,28 +134,6 @@ def _require_same(model: PreTrainedModel, expected: list[Tensor], found: list[Te
     )
 
 
-class _Original:
-    """What adoption changes, to take it back."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model_class, self.config_class = type(model), type(model.config)
-        self.configs = [(c, c._attn_implementation) for c in attention_configs(model)]
-        self.config = dict(model.config.__dict__)
-        self.strict = copy.copy(model._keep_in_fp32_modules_strict)
-
-    def restore(self, model: PreTrainedModel) -> None:
-        for name, operator in operators(model).items():
-            delattr(model.get_submodule(name), OPERATOR)
-            for handle in getattr(operator, "watching", ()):
-                handle.remove()
-        model.__class__, model.config.__class__ = self.model_class, self.config_class
-        for name in model.config.__dict__.keys() - self.config.keys():
-            delattr(model.config, name)
-        for config, kernel in self.configs:
-            config._attn_implementation = kernel
-        model._keep_in_fp32_modules_strict = self.strict
-
-
 def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str, list[int]]) -> None:
     config: Any = model.config
     base_type = config.model_type
@@ -183,11 +160,12 @@ def _probe(model: PreTrainedModel) -> Tensor:
 @torch.no_grad()
 def _outputs(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
     """Logits and hidden states of every layer."""
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     try:
         found = model.eval()(input_ids=tokens, use_cache=False, output_hidden_states=True)
     finally:
-        model.train(training)
+        for module in training:  # each by itself: part of a model may be in eval mode
+            module.training = True
     return [found.logits, *found.hidden_states]
 
 

@@ -1,7 +1,7 @@
 """Classes of adopted models: each extends the class of its base, so an adopted Llama is a Llama."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -15,24 +15,29 @@ from plga.adopt.kept import watch
 from plga.adopt.kernels import OPERATOR, PREFIX, attention_configs, with_operators
 from plga.adopt.operators import AdoptedOperator, GeneratedOperator, make
 
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel as _Base  # or whatever model class comes behind it
+else:
+    _Base = object
 
-class AdoptedModel:
+
+class AdoptedModel(_Base):
     """What an adopted model adds to the class of its base: operators, and kernels that know of them."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, *args, **kwargs)
         attach(self)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, AdoptedOperator):
             module.start()
         else:
-            super()._init_weights(module)  # type: ignore[misc]
+            super()._init_weights(module)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         # Transformers comes by here whenever a kernel is chosen: when a model is made, loaded, or told another one.
         kernel = attn_implementation.removeprefix(PREFIX) if attn_implementation is not None else None
-        kernel = super()._check_and_adjust_attn_implementation(kernel, *args, **kwargs)  # type: ignore[misc]
+        kernel = super()._check_and_adjust_attn_implementation(kernel, *args, **kwargs)
         return with_operators(kernel, type(self).__module__)
 
     def _prefill(self, input_ids: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +46,7 @@ class AdoptedModel:
                 f"prefill_chunk_size is {generation_config.prefill_chunk_size}, expected None: a learned operator is "
                 "built from the prompt as a whole"
             )
-        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_learned():
@@ -49,10 +54,10 @@ class AdoptedModel:
                 "assisted decoding is not for a learned operator: its first call has guessed tokens after the prompt, "
                 "and the operator is built from all of them"
             )
-        return super()._assisted_decoding(*args, **kwargs)  # type: ignore[misc]
+        return super()._assisted_decoding(*args, **kwargs)
 
     def _is_learned(self) -> bool:
-        return bool(self.config.operator_settings.kind == "learned")  # type: ignore[attr-defined]
+        return bool(self.config.operator_settings.kind == "learned")
 
 
 @functools.cache
@@ -110,8 +115,10 @@ def attach(model: PreTrainedModel) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Make an adopted model one of the class and configuration of its base again, without its operators."""
-    for name in operators(model):
+    for name, operator in operators(model).items():
         delattr(model.get_submodule(name), OPERATOR)
+        for handle in getattr(operator, "watching", ()):
+            handle.remove()
     config: Any = model.config
     # First the classes: an adopted configuration would give the kernels their other names again.
     model.__class__, config.__class__ = base_model_class(model), base_config_class(config)

@@ -5,7 +5,7 @@ becomes an instance of a subclass of its own class that keeps the operators and 
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -13,8 +13,13 @@ from transformers.cache_utils import Cache
 
 from plga.adopt.operators import GeneratedOperator
 
+if TYPE_CHECKING:
+    from transformers.cache_utils import Cache as _Base  # or whatever class of cache comes behind it
+else:
+    _Base = object
 
-class KeepsOperators:
+
+class KeepsOperators(_Base):
     """What a cache that keeps operators adds to its class; ``operators`` are [B, H, d, d] by layer."""
 
     operators: dict[int, Tensor]
@@ -28,24 +33,24 @@ class KeepsOperators:
         self.operators[index] = curvature
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        super().reorder_cache(beam_idx)
         self._map(lambda g: g.index_select(0, beam_idx.to(g.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        super().batch_repeat_interleave(repeats)
         self._map(lambda g: g.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)  # type: ignore[misc]
+        super().batch_select_indices(indices)
         self._map(lambda g: g[indices])
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        super().crop(*args, **kwargs)  # type: ignore[misc]
-        if self.get_seq_length() == 0:  # type: ignore[attr-defined]
+        super().crop(*args, **kwargs)
+        if self.get_seq_length() == 0:
             self.operators.clear()
 
     def reset(self) -> None:
-        super().reset()  # type: ignore[misc]
+        super().reset()
         self.operators.clear()
 
     def _map(self, function: Any) -> None:
