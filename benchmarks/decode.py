@@ -11,10 +11,11 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from importlib.metadata import version
 from statistics import median
+from typing import TypeVar
 
 import torch
 from shapes import llama
@@ -24,8 +25,11 @@ from plga.collapse.freeze import freeze_on
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
 
-THREADS, SHORT, LONG_TOKENS, PREFILL = 2, 64, 8, 512
-TOKENS = 48  # of the shortest prompt; longer ones get fewer, as recomputing takes seconds a token there
+Name = TypeVar("Name", bound=Hashable)
+
+THREADS, SHORT, PREFILL = 2, 64, 512
+TOKENS = 48
+LATER = 8  # new tokens after the first one, which reads the prompt
 BOUNDS = {  # name: (what is divided by what, at least or at most)
     "constant / recompute": ("at least", 5.0),
     "constant / Llama": ("at least", 0.98),
@@ -48,33 +52,35 @@ def main() -> None:
     print(f"{THREADS} threads on {os.cpu_count()} cores of {platform.machine()}", end="")
     print("".join(f", {package} {version(package)}" for package in ("torch", "transformers")))
 
-    ratios: dict[str, float] = {}
-    print("\n| prompt | new tokens | decoder | ms a token (rounds) | median tokens/s | of recompute |")
-    print("|---|---|---|---|---|---|")
+    decoders: dict[str, Callable[[Tensor, int], object]] = {
+        "recompute": partial(generate, learned, operator_mode="recompute"),
+        "prompt": partial(generate, learned, operator_mode="prompt"),
+        "constant": partial(generate, frozen),
+        "Llama": partial(generate, peer),
+    }
+    whole = decoders | {"Llama without cache": partial(generate, peer, use_cache=False)}
+    prompt = torch.randint(4, config.vocab_size, (1, SHORT))
+    seconds = in_turn({name: partial(decode, prompt, TOKENS) for name, decode in whole.items()}, arguments.rounds)
+    print(f"\nPrompt of {SHORT} tokens, {TOKENS} new ones, the whole call:\n")
+    print("| decoder | ms a token (rounds) | median tokens/s | of recompute |\n|---|---|---|---|")
+    speed = print_rows("", seconds, TOKENS)
+    ratios = {
+        "constant / recompute": speed["constant"] / speed["recompute"],
+        "constant / Llama": speed["constant"] / speed["Llama"],
+        "recompute / Llama without cache": speed["recompute"] / speed["Llama without cache"],
+    }
+
+    print(f"\n{LATER} new tokens after the first:\n")
+    print("| prompt | decoder | ms a token (rounds) | median tokens/s | of recompute |\n|---|---|---|---|---|")
     for length in arguments.prompts:
-        new = TOKENS if length <= SHORT else LONG_TOKENS
         prompt = torch.randint(4, config.vocab_size, (1, length))
-        decoders: dict[str, Callable[[], object]] = {
-            "recompute": partial(generate, learned, prompt, new, operator_mode="recompute"),
-            "prompt": partial(generate, learned, prompt, new, operator_mode="prompt"),
-            "constant": partial(generate, frozen, prompt, new),
-            "Llama": partial(generate, peer, prompt, new),
+        calls = {(name, n): partial(f, prompt, n) for name, f in decoders.items() for n in (1, 1 + LATER)}
+        taken = in_turn(calls, arguments.rounds)
+        later = {
+            name: [b - a for a, b in zip(taken[name, 1], taken[name, 1 + LATER], strict=True)] for name in decoders
         }
-        if length <= SHORT:
-            decoders["Llama without cache"] = partial(generate, peer, prompt, new, use_cache=False)
-        seconds = in_turn(decoders, arguments.rounds)
-        speed = {name: new / median(taken) for name, taken in seconds.items()}
-        for name, taken in seconds.items():
-            each = " ".join(f"{1e3 * s / new:.1f}" for s in taken)
-            print(
-                f"| {length} | {new} | {name} | {each} | {speed[name]:.2f} | {speed[name] / speed['recompute']:.1f}x |"
-            )
-        if length <= SHORT:
-            ratios |= {
-                "constant / recompute": speed["constant"] / speed["recompute"],
-                "constant / Llama": speed["constant"] / speed["Llama"],
-                "recompute / Llama without cache": speed["recompute"] / speed["Llama without cache"],
-            }
+        print_rows(f"{length} | ", later, LATER)
+
     prompt = torch.randint(4, config.vocab_size, (1, PREFILL))
     prefills = {"constant": partial(prefill, frozen, prompt), "Llama": partial(prefill, peer, prompt)}
     seconds = in_turn(prefills, 3 * arguments.rounds)
@@ -91,9 +97,18 @@ def main() -> None:
     sys.exit(missed)
 
 
-def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def print_rows(start: str, seconds: dict[str, list[float]], tokens: int) -> dict[str, float]:
+    """A row a decoder; returns their tokens a second."""
+    speed = {name: tokens / median(taken) for name, taken in seconds.items()}
+    for name, taken in seconds.items():
+        each = " ".join(f"{1e3 * s / tokens:.1f}" for s in taken)
+        print(f"| {start}{name} | {each} | {speed[name]:.2f} | {speed[name] / speed['recompute']:.1f}x |")
+    return speed
+
+
+def in_turn(calls: dict[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
     """Seconds of each call in each round, after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[Name, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():
             start = time.perf_counter()
