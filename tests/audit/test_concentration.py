@@ -11,7 +11,7 @@ from torch import Tensor
 from plga.audit.concentration import SECTION, Concentration, measure
 from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
-from tests.audit.subjects import by_name, shown, summary, tiny, trained
+from tests.audit.subjects import by_name, prompt, shown, summary, tiny, trained
 
 
 def with_rows(rows: Tensor) -> Subject:
@@ -87,6 +87,24 @@ def test_rows_that_repeat_are_above_the_bound() -> None:
     found = by_name(SECTION, measure(subject))
     assert found["mean spread above the matrix-Bernstein bound at the longest prefix"] == 1
     assert found["relative spread of D / S at the longest prefix"] == pytest.approx([3.0] * 3)
+
+
+def test_prompts_with_one_beginning_show_no_spread() -> None:
+    """Up to S = 4, what the model reads is the same: that nothing differs there is no concentration."""
+    model, same = tiny().model, prompt(5)
+    prompts = tuple(torch.cat((same, ends)) for ends in (prompt(1, 1), prompt(2, 2), prompt(1, 3)))
+    with pytest.raises(NotMeasurable, match="all prompts begin with the same 4 tokens"):
+        measure(Subject(model=model, prompts=prompts))
+    found = summary(SECTION, Subject(model=model, prompts=(*prompts, torch.cat((same[:2], prompt(5, 4))))))
+    over = "layer, head and prompt"
+    assert found["relative spread of D / S at S = 2"].over.startswith(f"{over} (1 different prefixes of 4 prompts)")
+    assert found["relative spread of D / S at S = 4"].over == f"{over} (2 different prefixes of 4 prompts)"
+    assert (
+        found["pooled relative spread of D / S at S = 4"].over
+        == f"pooled over {over} (2 different prefixes of 4 prompts)"
+    )
+    longest = found["relative spread of D / S at the longest prefix"].over
+    assert longest == f"{over} (2 different prefixes of 4 prompts), S = 4"
 
 
 def test_the_bound_is_labelled() -> None:

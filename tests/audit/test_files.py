@@ -4,6 +4,8 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from plga.audit import source
 from plga.audit.arrays import read_arrays, write_arrays
 from plga.audit.files import compare, verify, write
 from plga.audit.run import run
-from plga.audit.section import Section
+from plga.audit.section import Quantity, Section
 from plga.model.digests import digest_file
 from tests.audit.tiny import broken, not_measurable, section, tiny
 
@@ -182,6 +184,36 @@ def test_arrays_that_no_measurement_gave(
         verify(folder)
 
 
+def test_another_last_digit_is_no_tampering_but_nothing_more(
+    folder: Path, tiny: dict[str, Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another processor makes of the same arrays: the last digits of a value, never a count."""
+    section_a = tiny["A"]
+    for factor, message in ((1 + 4e-16, None), (1 + 1e-9, "value of values"), (1 - 1e-9, "value of values")):
+        off = replace(section_a, quantities=partial(nudged, section_a, factor))
+        with monkeypatch.context() as patched:
+            patched.setitem(tiny, "A", off)
+            if message is None:
+                verify(folder)
+                compare([folder, folder], tmp_path / "both")
+            else:
+                with pytest.raises(ValueError, match=message):
+                    verify(folder)
+                with pytest.raises(ValueError, match=message):
+                    compare([folder, folder], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def nudged(of: Section, factor: float, raw: Any) -> list[Quantity]:
+    """The quantities of a section with every real number multiplied by a factor."""
+    return [
+        replace(q, value=[value * factor for value in q.value])
+        if isinstance(q.value, list)
+        else replace(q, value=q.value * factor if isinstance(q.value, float) else q.value)
+        for q in of.quantities(raw)
+    ]
+
+
 def test_another_version_is_named_where_summaries_differ(folder: Path) -> None:
     edited(folder, lambda s: re.sub(r'"plga": "[^"]*"', '"plga": "0.0.1"', s))
     with pytest.raises(ValueError, match=r"made from \(written by plga 0\.0\.1, this is"):
@@ -227,6 +259,11 @@ def test_several_audits_side_by_side(folder: Path, tiny: dict[str, Section], tmp
     assert "<th>other</th><th>out</th>" in (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     with pytest.raises(FileExistsError, match="is not a comparison of audits alone"):
         compare([folder, tmp_path / "other"], folder, overwrite=True)
+    kept = (folder / "audit.json").read_text(encoding="utf-8")
+    edited(folder, lambda s: s.replace('"value": 5,', '"value": 6,', 1))
+    with pytest.raises(ValueError, match=r"value of count \(pooled\) is 6, expected 5"):
+        compare([tmp_path / "other", folder], tmp_path / "third")
+    (folder / "audit.json").write_text(kept, encoding="utf-8")
     halve(folder / "audit.npz")
     with pytest.raises(ValueError, match="SHA-256"):
         compare([folder, tmp_path / "other"], tmp_path / "third")

@@ -5,15 +5,19 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from plga.audit import source
-from plga.audit.files import compare, write
+from plga.audit import figures, source
+from plga.audit.drawing import HEIGHT, Drawing
+from plga.audit.files import compare, load, write
 from plga.audit.page import unbroken
 from plga.audit.run import run
 from plga.audit.sections import SECTIONS
@@ -65,9 +69,9 @@ def test_every_section_is_on_the_page_and_no_figure_is_empty(browser: str, audit
     document = open_page(browser, audits / name / "report.html", "--dump-dom")
     for letter in [*SECTIONS, "K"]:
         assert f'<section id="{letter}">' in document
-    figures = re.findall(r"<figure>.*?</figure>", document, flags=re.DOTALL)
-    assert len(figures) >= len(SECTIONS)
-    for figure in figures:
+    drawn_figures = re.findall(r"<figure>.*?</figure>", document, flags=re.DOTALL)
+    assert len(drawn_figures) >= len(SECTIONS)
+    for figure in drawn_figures:
         label = re.search(r'aria-label="([^"]+)"', figure)
         assert label is not None
         # What is drawn is clipped to its axes, or a picture; frames, ticks and text are neither.
@@ -89,6 +93,32 @@ def test_every_figure_that_the_report_promises_is_there(audits: Path) -> None:
     assert {"A", "B", "C", "D", "D2", "E", "F", "G", "H", "I", "J"} == set(with_published)
     for letter in with_published:
         assert of_section(page, letter).count("<b>Here and published</b>") == 1
+
+
+def test_every_axis_says_what_it_is(audits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words beside both axes; rows that carry their names have no second axis."""
+    titles = []
+
+    def look(name: str, title: str, caption: str, paint: Callable[[Axes], None], height: float = HEIGHT) -> Drawing:
+        axes = Figure().subplots()
+        paint(axes)
+        assert axes.get_xlabel(), title
+        assert axes.get_ylabel() or not axes.get_yticks().size, title
+        titles.append(title)
+        return Drawing(title, caption, "")
+
+    monkeypatch.setattr(figures, "draw", look)
+    record, results = load(audits / "critical")
+    for result in results:
+        letter = result.section.letter
+        figures.drawings(letter, result.raw, record.sections[letter].quantities, letter)
+    assert "A, layer 1, head 0" in titles and "Here and published" in titles
+
+
+def test_the_mechanism_says_what_kind_of_claim_it_is(audits: Path) -> None:
+    section = of_section((audits / "critical" / "report.html").read_text(encoding="utf-8"), "K")
+    assert "thresholds are this report’s" in section.replace("\n", " ")
+    assert '<span class="label">measurement</span>' in section
 
 
 def of_section(page: str, letter: str) -> str:

@@ -116,6 +116,17 @@ def test_prompts_that_do_not_fit_the_context(checkpoint: Path, tmp_path: Path) -
     assert "prompt 2" in audit(checkpoint, tmp_path / "out", "--prompts", file).error()
 
 
+def test_the_same_prompt_counts_once(checkpoint: Path, tmp_path: Path) -> None:
+    """Else the audit would find, over prompts, that nothing depends on the prompt."""
+    file, out = tmp_path / "prompts.txt", tmp_path / "out"
+    file.write_text("import os\n" * 3)
+    assert audit(checkpoint, out, "--prompts", file, "--sections", "K,I").code == 0
+    record = json.loads((out / "audit.json").read_text())
+    assert len(record["prompts"]["tokens"]) == 1
+    assert {parts(out)[letter]["status"] for letter in ("E2", "I")} == {"not measurable"}
+    assert [stage["holds"] for stage in record["mechanism"]][1] is None
+
+
 @pytest.mark.parametrize("text", ["import os\n", "x\n"])
 def test_one_prompt_and_one_token_leave_sections_unmeasured(checkpoint: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "prompts.txt"

@@ -118,6 +118,13 @@ def test_the_umask_says_who_may_read(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "d" / "weights", tmp_path / "f")} == {0o644}
 
 
+def test_the_root_of_the_file_system_is_no_new_directory() -> None:
+    with pytest.raises(FileExistsError, match=r"^/ exists, expected a new or empty directory, or --overwrite$"):
+        check_new_directory(Path("/"), overwrite=False)
+    with pytest.raises(FileExistsError, match=r"^/ exists and is not an audit alone, so it is not overwritten$"):
+        check_new_directory(Path("/"), overwrite=True, kind="an audit")
+
+
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # root may write anywhere
     for target in (tmp_path / "a", tmp_path / "a" / "b"):

@@ -37,6 +37,7 @@ class Concentration:
     Attributes:
         width: d, [].
         lengths: S, the powers of two up to the shortest prompt, [K].
+        different: how many of the prompts' first S tokens differ from each other, [K].
         apart: ‖D / S - M‖₂, [K, N, L, H].
         size: ‖M‖₂, [K, L, H].
         largest: B, the largest ‖q‖² of the first S rows of all prompts, [K, L, H].
@@ -45,6 +46,7 @@ class Concentration:
 
     width: np.ndarray
     lengths: np.ndarray
+    different: np.ndarray
     apart: np.ndarray
     size: np.ndarray
     largest: np.ndarray
@@ -55,19 +57,23 @@ def measure(subject: Subject) -> Concentration:
     """Take the measurements, in float64 on the rotated queries as the model computed them.
 
     Raises:
-        NotMeasurable: one prompt only, a constant operator or a chunked Gram, no prompts, or a non-finite deductive
-            output.
+        NotMeasurable: one prompt only, or prompts that all begin with the same tokens as far as they are compared; a
+            constant operator or a chunked Gram, no prompts, or a non-finite deductive output.
     """
     queries = [visit.rotated for visit in learned_visits(subject)]
     if len(queries) < 2:
         raise NotMeasurable("there is one prompt only, so there is no mean over prompts to be apart from")
     shortest = min(q.shape[-2] for q in queries)
     lengths = [2**power for power in range(shortest.bit_length())]
+    different = [len({tuple(prompt[:length].tolist()) for prompt in subject.prompts}) for length in lengths]
+    if different[-1] < 2:
+        raise NotMeasurable(f"all prompts begin with the same {lengths[-1]} tokens, so their D / S are one there")
     rows = [_at([q[..., :length, :] for q in queries]) for length in lengths]
     apart, size, largest, variance = (torch.stack(tensors).numpy() for tensors in zip(*rows, strict=True))
     return Concentration(
         width=np.array(queries[0].shape[-1]),
         lengths=np.array(lengths),
+        different=np.array(different),
         apart=apart,
         size=size,
         largest=largest,
@@ -109,7 +115,7 @@ def quantities(raw: Concentration) -> list[Quantity]:
             "relative spread of D / S at the longest prefix",
             raw.apart[-1],
             size[-1],
-            f"{_INSTANCES}, S = {longest}",
+            f"{_INSTANCES}{_prefixes(raw, -1)}, S = {longest}",
             formula=_SPREAD,
         ),
         _of_bound("matrix-Bernstein bound of the expected relative spread at the longest prefix", raw, bound, -1),
@@ -125,18 +131,28 @@ def quantities(raw: Concentration) -> list[Quantity]:
     for index, length in enumerate(raw.lengths.tolist()):
         found += [
             ratios.each(
-                f"relative spread of D / S at S = {length}", raw.apart[index], size[index], _INSTANCES, formula=_SPREAD
+                f"relative spread of D / S at S = {length}",
+                raw.apart[index],
+                size[index],
+                f"{_INSTANCES}{_prefixes(raw, index)}",
+                formula=_SPREAD,
             ),
             ratios.together(
                 f"pooled relative spread of D / S at S = {length}",
                 raw.apart[index],
                 size[index],
-                f"pooled over {_INSTANCES}",
+                f"pooled over {_INSTANCES}{_prefixes(raw, index)}",
                 formula="√(Σ ‖D / S - M‖₂² / Σ ‖M‖₂²)",
             ),
             _of_bound(f"matrix-Bernstein bound of the expected relative spread at S = {length}", raw, bound, index),
         ]
     return found
+
+
+def _prefixes(raw: Concentration, index: int) -> str:
+    """What is to be said where some prompts begin with the same S tokens, and so show nothing of their spread."""
+    different, prompts = int(raw.different[index]), raw.apart.shape[1]
+    return "" if different == prompts else f" ({different} different prefixes of {prompts} prompts)"
 
 
 def bernstein(raw: Concentration) -> np.ndarray:

@@ -200,10 +200,11 @@ def ranges(axes: Axes, rows: Mapping[str, Sequence[np.ndarray]]) -> None:
         axes.text(0.02, index - 0.3, name, transform=axes.get_yaxis_transform(), fontsize=7.5, va="bottom")
     axes.set_ylim(len(rows) - 0.6, -0.75)
     axes.set_yticks([])
+    axes.set_xlabel("value")
 
 
-def heat_map(axes: Axes, matrix: np.ndarray, label: str) -> None:
-    """A matrix [n, m], white at zero, its largest magnitude at the ends of the scale."""
+def heat_map(axes: Axes, matrix: np.ndarray) -> None:
+    """A matrix [n, m] by row and column, white at zero, its largest magnitude at the ends of the scale."""
     largest = float(np.abs(matrix).max()) or 1.0
     image = axes.imshow(
         matrix.astype(np.float64) / largest, cmap="RdBu_r", norm=Normalize(-1.0, 1.0), interpolation="nearest"
@@ -213,9 +214,10 @@ def heat_map(axes: Axes, matrix: np.ndarray, label: str) -> None:
     bar.outline.set_edgecolor(_INK)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_xlabel(label)
+    axes.set_xticks([0, matrix.shape[1] - 1])
+    axes.set_yticks([0, matrix.shape[0] - 1])
+    axes.set_xlabel("column")
+    axes.set_ylabel("row")
 
 
 def _cycled(count: int) -> list[str]:

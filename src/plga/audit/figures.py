@@ -62,7 +62,7 @@ def _multipliers(raw: Any) -> list[_Painted]:
             f"S = {length}": (raw.frequencies, values)
             for length, values in zip(raw.lengths.tolist(), raw.multipliers, strict=True)
         }
-        cloud(axes, groups, "frequency ω", "multiplier")
+        cloud(axes, groups, "frequency ω (radians a token)", "multiplier |sin(S ω / 2)| / (S |sin(ω / 2)|)")
 
     return [
         _Painted("Twirl multipliers", "Every frequency of the published rotary embedding (d = 64, base 10000).", paint)
@@ -88,7 +88,7 @@ def _spectra(raw: Any) -> list[_Painted]:
 
 
 def _draw_curves(axes: Axes, groups: Mapping[str, np.ndarray]) -> None:
-    curves(axes, groups, "k", "s_k / s_1")
+    curves(axes, groups, "number k of the singular value", "s_k / s_1")
 
 
 def _curvature_spectrum(raw: Any) -> list[_Painted]:
@@ -97,7 +97,7 @@ def _curvature_spectrum(raw: Any) -> list[_Painted]:
     picture = _Painted(
         "Spectrum of G_LM",
         "Median over heads and prompts, and the band from smallest to largest.",
-        lambda axes: curves(axes, groups, "k", "singular value s_k"),
+        lambda axes: curves(axes, groups, "number k of the singular value", "singular value s_k"),
     )
     return [picture, *_heat_maps("G_LM", raw.curvature, "of the first prompt, or the constant")]
 
@@ -108,7 +108,7 @@ def _heat_maps(symbol: str, matrices: np.ndarray, of: str) -> list[_Painted]:
         _Painted(
             f"{symbol}, layer {layer}, head 0",
             f"Entries {of}; white is zero.",
-            partial(heat_map, matrix=matrices[layer, 0], label="column"),
+            partial(heat_map, matrix=matrices[layer, 0]),
         )
         for layer in dict.fromkeys((0, len(matrices) - 1))
     ]
@@ -143,7 +143,7 @@ def _twirl(raw: Any) -> list[_Painted]:
         _Painted(
             "What rotation leaves outside the commutant",
             "Off-commutant energy after over before: measured, and what stationary queries would leave.",
-            lambda axes: histogram(axes, reduction, "after / before"),
+            lambda axes: histogram(axes, reduction, "off-commutant energy after / before"),
         ),
     ]
 
@@ -176,7 +176,9 @@ def _contraction(raw: Any) -> list[_Painted]:
         _Painted(
             "Contraction of pairs of rows",
             "‖φ(x) - φ(y)‖ / ‖x - y‖ of sampled pairs.",
-            lambda axes: histogram(axes, {k: v for k, v in ratios.items() if v.size}, "ratio", "pairs"),
+            lambda axes: histogram(
+                axes, {k: v for k, v in ratios.items() if v.size}, "‖φ(x) - φ(y)‖ / ‖x - y‖", "pairs"
+            ),
         ),
     ]
 
@@ -190,7 +192,7 @@ def _concentration(raw: Any) -> list[_Painted]:
         _Painted(
             "Spread of D / S",
             "Relative to the mean over the prompts; the bound supposes independent rows.",
-            lambda axes: curves(axes, groups, "S", "spread", raw.lengths.tolist()),
+            lambda axes: curves(axes, groups, "S (tokens)", "‖D / S - M‖₂ / ‖M‖₂", raw.lengths.tolist()),
         )
     ]
 
@@ -220,7 +222,7 @@ def _decoding(raw: Any) -> list[_Painted]:
             "Of every step of greedy decoding; above the line, where twice the deviation lies below the margin, the "
             "token is the same.",
             lambda axes: against(
-                axes, 2 * raw.deviation, raw.margin, "twice the largest deviation of a logit", "margin"
+                axes, 2 * raw.deviation, raw.margin, "twice the largest deviation of a logit", "margin (logits)"
             ),
         )
     ]
@@ -273,7 +275,7 @@ def _order(raw: Any) -> list[_Painted]:
         _Painted(
             "Order parameters",
             "Pooled over layers, heads and prompts; of the signed one the magnitude.",
-            lambda axes: bars(axes, groups, list(SYMBOLS), "order parameter"),
+            lambda axes: bars(axes, groups, list(SYMBOLS), "order parameter", "deductive output"),
         )
     ]
 

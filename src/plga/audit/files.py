@@ -80,12 +80,17 @@ def verify(folder: Path) -> Record:
     """Recompute every summary of an audit from its arrays.
 
     Returns:
-        The record, with which they agree exactly.
+        The record, with which they agree up to rounding.
 
     Raises:
         ValueError: as :func:`load`; the section and quantity that differ; or a record other than that of the page.
         OSError: missing or unreadable.
     """
+    return _verified(folder)[0]
+
+
+def _verified(folder: Path) -> tuple[Record, list[Result]]:
+    """As :func:`load`, all of it checked as :func:`verify` does."""
     record, results = load(folder)
     for result in results:
         letter = result.section.letter
@@ -96,7 +101,7 @@ def verify(folder: Path) -> Record:
     # Last, as it says only that something differs: what nothing can be recomputed from, the seed or the prompts.
     if f'content="{digest(record)}"' not in (folder / PAGE).read_text(encoding="utf-8"):
         raise ValueError(f"{folder / JSON}: it is not the one that {PAGE} was made from{_other(record)}")
-    return record
+    return record, results
 
 
 def compare(folders: Sequence[Path], out: Path, overwrite: bool = False) -> None:
@@ -107,12 +112,12 @@ def compare(folders: Sequence[Path], out: Path, overwrite: bool = False) -> None
         out: new or empty, or with ``overwrite`` a comparison, which is replaced.
 
     Raises:
-        ValueError, OSError: as :func:`load`.
+        ValueError, OSError: as :func:`verify`, so that nothing is compared that is not what its arrays say.
         FileExistsError, OSError: as ``new_directory``.
     """
     audits = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        record, results = load(folder)
+        record, results = _verified(folder)
         audits.append(Audit(name, record, {result.section.letter: result.raw for result in results}))
     with new_directory(out, overwrite, COMPARISON) as new:
         (new / PAGE).write_text(page(audits), encoding="utf-8")

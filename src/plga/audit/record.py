@@ -16,6 +16,7 @@ from plga.model.files import read_json
 JSON, ARRAYS, PAGE = "audit.json", "audit.npz", "report.html"
 MEASURED, NOT_MEASURABLE, FAILED = "measured", "not measurable", "failed"
 Number = bool | int | float | list[float | None] | None
+_ROUNDING = 1e-12  # relative; what another processor or number of threads may make of the same arrays
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -173,7 +174,10 @@ def _plain(value: Any) -> bool | int | float:
 
 
 def difference(expected: Part, found: Part) -> str | None:
-    """The first thing in which two records of a measured section differ, in words; None: nothing."""
+    """The first thing in which two records of a measured section differ, in words; None: nothing.
+
+    Values that differ by rounding do not: logarithms and sums have other last digits on another processor.
+    """
     if found.title != expected.title:
         return f"its title is {_shown(found.title)}, expected {_shown(expected.title)}"
     ours, theirs = _by_name(expected), _by_name(found)
@@ -187,9 +191,18 @@ def difference(expected: Part, found: Part) -> str | None:
             return f"{name} is not a quantity of this section"
         for field in Figure.model_fields:
             a, b = getattr(ours[name], field), getattr(theirs[name], field)
-            if a != b or type(a) is not type(b):
+            if type(a) is not type(b) or not (_nearly(a, b) if field == "value" else a == b):
                 return f"{field} of {name} is {_shown(b)}, expected {_shown(a)}"
     return None if list(ours) == list(theirs) else "its quantities are in another order"
+
+
+def _nearly(a: Number, b: Number) -> bool:
+    """Whether two values, or the entries of two lists, are one number up to rounding; counts and nulls exactly."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_nearly, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=_ROUNDING)
+    return a == b
 
 
 def _by_name(part: Part) -> Mapping[str, Figure]:

@@ -141,12 +141,15 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 def _prompts(tokenizer: PreTrainedTokenizerFast, context: int, file: Path | None) -> tuple[list[Tensor], str]:
-    """Prompts as token ids, [S_i], 2 <= S_i <= context, and where they are from."""
+    """Prompts as token ids, [S_i], 2 <= S_i <= context, and where they are from.
+
+    The same prompt counts once: what is measured over prompts would find that it does not depend on them.
+    """
     if file is None:
         # Half of the context, so that there is room to continue them; half of the calibrating ones, of either kind.
         neutral = neutral_prompts(tokenizer, max(_SHORTEST, context // 2))
         return neutral.calibration[::2], neutral.origin
-    rows = []
+    rows: dict[tuple[int, ...], Tensor] = {}
     for number, line in enumerate(read_prompts(file, least=1), start=1):
         ids = tokenizer(line, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids[0].long()
         if not _SHORTEST <= len(ids) <= context:
@@ -154,5 +157,5 @@ def _prompts(tokenizer: PreTrainedTokenizerFast, context: int, file: Path | None
                 f"{file}: the length of prompt {number} is {len(ids)}, expected {_SHORTEST} to {context} tokens, "
                 "the context"
             )
-        rows.append(ids)
-    return rows, file.name
+        rows.setdefault(tuple(ids.tolist()), ids)
+    return list(rows.values()), file.name

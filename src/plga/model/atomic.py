@@ -97,7 +97,8 @@ def check_new_directory(target: Path, overwrite: bool, kind: str = "a checkpoint
         OSError: nothing can be written where it is to be.
     """
     target = target.resolve()
-    parent = next(folder for folder in target.parents if folder.exists())
+    # The root of a file system has no parent: it exists, so what is said of it comes below.
+    parent = next((folder for folder in target.parents if folder.exists()), target)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{parent} cannot be written to, expected a folder for {target.name} that can")
     full = target.exists() and (not target.is_dir() or any(target.iterdir()))
