@@ -40,6 +40,11 @@ class AdoptedConfigMixin(_Base):
     plga_layers: dict[str, list[int]]
     _attn_implementation_internal: Any
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A pickle would look this class up by its name, but it is made when it is first needed.
+        made: Any = super().__reduce_ex__(protocol)
+        return (_blank, (base_config_class(self),), *made[2:])
+
     @property
     def operator_settings(self) -> OperatorSettings:
         """Which operator, and of what size."""
@@ -91,6 +96,15 @@ def adopted_config_class(base: Any) -> Any:
     """The configuration class of adopted models whose configuration was of class ``base``."""
     name = f"Adopted{base.__name__}"
     return type(name, (AdoptedConfigMixin, base), {"model_type": MODEL_TYPE, "__module__": base.__module__})
+
+
+def _blank(base: Any) -> Any:
+    """An adopted configuration in which nothing is set yet, for a pickle to fill."""
+    from plga.adopt.classes import register
+
+    config_class = adopted_config_class(base)
+    register(config_class)
+    return config_class.__new__(config_class)
 
 
 def base_config_class(config: PreTrainedConfig) -> type[PreTrainedConfig]:
