@@ -189,6 +189,7 @@ def test_what_is_not_adopted(base: Path, adopted: Path, tmp_path: Path) -> None:
     [
         (("--operator", "nope"), "operator is 'nope', expected one of constant, learned, low_rank"),
         (("--operator", "low_rank", "--rank", "0"), "rank is 0, expected a whole number >= 1"),
+        (("--operator", "low_rank", "--rank", "9"), "rank is 9, expected at most 8, the width of a head"),
         (("--rank", "2"), "--rank is 2, expected it with --operator low_rank only"),
         (("--operators", "x", "--operator", "constant"), "--operators brings its own kind"),
     ],
