@@ -199,6 +199,11 @@ def test_impossible_options(base: Path, tmp_path: Path, options: tuple[str, ...]
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["adopt", "absorb"])
+def test_an_empty_name_is_no_model(command: str, tmp_path: Path) -> None:
+    assert "the model is '', expected a directory" in plga(command, "", "--out", tmp_path / "out").error()
+
+
 def test_not_inside_of_the_model(base: Path) -> None:
     assert "inside of it" in plga("adopt", base, "--out", base / "out").error()
     assert "exists" in plga("adopt", base, "--out", base).error()
