@@ -194,6 +194,24 @@ def test_an_operator_that_does_not_commute_is_kept(kind: str) -> None:
     assert float((logits(found) - logits(copy.deepcopy(found))).abs().max()) == 0
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_an_operator_that_is_not_finite_is_named(number: float) -> None:
+    found = adopted("llama")
+    operator: Any = list(operators(found).values())[1]
+    operator.curvature.data[2, 0, 1] = number
+    name = list(found.config.plga_layers)[1]
+    with pytest.raises(ValueError, match=f"keeps its operators: that of {name} has entries that are not finite$"):
+        absorb(found)
+
+
+def test_an_operator_of_zeros_commutes() -> None:
+    found = adopted("llama")
+    operator: Any = list(operators(found).values())[1]
+    operator.curvature.data[2] = 0.0
+    absorbed = absorb(found)
+    assert float((logits(absorbed) - logits(found)).abs().max()) <= 1e-5
+
+
 def test_the_residual_is_the_largest_over_positions() -> None:
     found = plga.adopt(model("llama", **GROUPED, hidden_size=8, head_dim=2))
     g = torch.diag(torch.tensor([1.0, 2.0]))  # R G - G R = sin(t) [[0, 1], [1, 0]] in size, and ‖G‖ = √5
@@ -262,7 +280,7 @@ def test_weights_that_would_not_be_finite() -> None:
         absorb(found)
     for operator in operators(found).values():
         operator.curvature.data.fill_(torch.nan)  # type: ignore[operator, union-attr]
-    with pytest.raises(ValueError, match="8 of 8 heads do not commute"):
+    with pytest.raises(ValueError, match="has entries that are not finite"):
         absorb(found)
 
 

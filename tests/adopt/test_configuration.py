@@ -90,7 +90,19 @@ def test_a_digest_is_of_the_model_alone(change: dict[str, Any], same: bool) -> N
         ),
         ({"base_model_type": None}, r"config.json: base_model_type is None, expected a type that this version of"),
         ({"plga_operator": None}, r"config.json: plga_operator is None, expected what plga.adopt wrote"),
+        ({"base_model_type": ["llama"]}, r"config.json: base_model_type is \['llama'\], expected a type that this"),
+        ({"base_model_type": "plga_adopted"}, r"config.json: base_model_type is 'plga_adopted', expected a type that"),
+        ({"base_model_type": "t5"}, r"config.json: base_model_type is 't5', expected that of a causal LM"),
+        ({"plga_operator": {}}, r"config.json: plga_operator is {}, expected what plga.adopt wrote"),
         ({"plga_layers": 3}, r"config.json: plga_layers is 3, expected what plga.adopt wrote"),
+        ({"plga_layers": {}}, r"config.json: plga_layers is {}, expected what plga.adopt wrote"),
+        ({"plga_layers": {"x": 4}}, r"config.json: plga_layers has 4 for x, expected \[heads, width\], whole numbers"),
+        ({"plga_layers": {"x": [4]}}, r"config.json: plga_layers has \[4\] for x, expected \[heads, width\]"),
+        ({"plga_layers": {"x": [4, 8, 1]}}, r"config.json: plga_layers has \[4, 8, 1\] for x, expected \[heads"),
+        ({"plga_layers": {"x": [0, 8]}}, r"config.json: plga_layers has \[0, 8\] for x, expected \[heads, width\]"),
+        ({"plga_layers": {"x": [4.0, 8]}}, r"config.json: plga_layers has \[4.0, 8\] for x, expected \[heads"),
+        ({"plga_layers": {"x": [True, 8]}}, r"config.json: plga_layers has \[True, 8\] for x, expected \[heads"),
+        ({"plga_layers": {"x": "48"}}, r"config.json: plga_layers has '48' for x, expected \[heads, width\]"),
     ],
 )
 def test_a_damaged_configuration_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -109,6 +121,7 @@ def test_a_damaged_configuration_is_refused(change: dict[str, Any], message: str
             r"plga_layers: model.layers.7.self_attn is no module of",
         ),
         ({"plga_operator": {"kind": "unitary"}}, r"operator is 'unitary', expected one of"),
+        ({"plga_operator": {"kind": "low_rank", "rank": 10**12}}, r"rank is 1000000000000, expected at most 8, the"),
     ],
 )
 def test_operators_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

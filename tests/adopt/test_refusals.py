@@ -118,6 +118,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     [
         ({"operator": "unitary"}, "operator is 'unitary', expected one of constant, learned, low_rank"),
         ({"operator": "low_rank", "rank": 0}, "rank is 0, expected a whole number >= 1"),
+        ({"operator": "low_rank", "rank": 9}, "rank is 9, expected at most 8, the width of a head"),
         ({"operator": "learned", "metric_units": "8"}, "metric_units is '8', expected a whole number >= 1"),
     ],
 )

@@ -189,6 +189,7 @@ def test_what_is_not_adopted(base: Path, adopted: Path, tmp_path: Path) -> None:
     [
         (("--operator", "nope"), "operator is 'nope', expected one of constant, learned, low_rank"),
         (("--operator", "low_rank", "--rank", "0"), "rank is 0, expected a whole number >= 1"),
+        (("--operator", "low_rank", "--rank", "9"), "rank is 9, expected at most 8, the width of a head"),
         (("--rank", "2"), "--rank is 2, expected it with --operator low_rank only"),
         (("--operators", "x", "--operator", "constant"), "--operators brings its own kind"),
     ],
@@ -196,6 +197,11 @@ def test_what_is_not_adopted(base: Path, adopted: Path, tmp_path: Path) -> None:
 def test_impossible_options(base: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     assert message in plga("adopt", base, "--out", tmp_path / "out", *options).error()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["adopt", "absorb"])
+def test_an_empty_name_is_no_model(command: str, tmp_path: Path) -> None:
+    assert "the model is '', expected a directory" in plga(command, "", "--out", tmp_path / "out").error()
 
 
 def test_not_inside_of_the_model(base: Path) -> None:

@@ -36,9 +36,9 @@ def absorb(model: PreTrainedModel, tolerance: float = 1e-5) -> PreTrainedModel:
         The plain model, with the dtypes, device, configuration and settings of generation of ``model``.
 
     Raises:
-        ValueError: ``model`` is not adopted, is quantized, or has an adapter; its operators are learned, or do not
-            commute (the residual and the worst layer and head are named); its queries are not linear in a projection;
-            the projection is shared; the logits or weights differ or are not finite.
+        ValueError: ``model`` is not adopted, is quantized, or has an adapter; its operators are learned, not finite, or
+            do not commute (the residual and the worst layer and head are named); its queries are not linear in a
+            projection; the projection is shared; the logits or weights differ or are not finite.
     """
     if not is_adopted(model):
         raise ValueError(f"{type(model).__name__} is not adopted, so there is nothing to absorb")
@@ -88,7 +88,10 @@ def _require_own(model: PreTrainedModel, maps: dict[str, QueryMap]) -> None:
 
 
 def _require_commuting(name: str, matrices: dict[str, Tensor], maps: dict[str, QueryMap], tolerance: float) -> None:
-    """Raise ValueError unless every operator commutes with the rotations of its layer."""
+    """Raise ValueError unless every operator is finite and commutes with the rotations of its layer."""
+    for layer, matrix in matrices.items():
+        if not bool(matrix.isfinite().all()):
+            raise ValueError(f"{name} keeps its operators: that of {layer} has entries that are not finite")
     residuals = {layer: _residual(matrix, maps[layer].turns) for layer, matrix in matrices.items()}
     many = [(layer, head) for layer, found in residuals.items() for head, r in enumerate(found) if not r <= tolerance]
     if many:
@@ -104,7 +107,8 @@ def _residual(matrix: Tensor, turns: Tensor) -> list[float]:
     """The largest ‖R_t G - G R_t‖_F / ‖G‖_F of each head, R_t = M_0⁻¹ M_t; [H, d, d] and [T, H, d, d] → H numbers."""
     rotations = torch.linalg.solve(turns[0], turns)
     distance = torch.linalg.matrix_norm(rotations @ matrix - matrix @ rotations).amax(0)
-    found: list[float] = (distance / torch.linalg.matrix_norm(matrix)).nan_to_num(nan=math.inf).tolist()
+    size = torch.linalg.matrix_norm(matrix)
+    found: list[float] = (distance / size).where(size > 0, 0.0).nan_to_num(nan=math.inf).tolist()  # 0 commutes
     return found
 
 

@@ -4,7 +4,8 @@ At G = I PLGA is SDPA (theorem, arXiv:2608.10288). That this holds to the last b
 on trust: a few tokens go through it before and after.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -162,11 +163,30 @@ def _outputs(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
     """Logits and hidden states of every layer."""
     training = [module for module in model.modules() if module.training]
     try:
-        found = model.eval()(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        with _hooks_taken_back(model):
+            found = model.eval()(input_ids=tokens, use_cache=False, output_hidden_states=True)
     finally:
         for module in training:  # each by itself: part of a model may be in eval mode
             module.training = True
     return [found.logits, *found.hidden_states]
+
+
+@contextmanager
+def _hooks_taken_back(model: nn.Module) -> Iterator[None]:
+    """Leave no hook behind: asked for hidden states a model keeps Transformers', and cannot be pickled then."""
+    before = {module: set(module._forward_hooks) for module in model.modules()}
+    marked = {module for module in before if hasattr(module, _HOOKED)}
+    try:
+        yield
+    finally:
+        for module, hooks in before.items():
+            for added in module._forward_hooks.keys() - hooks:
+                del module._forward_hooks[added]
+            if module not in marked:
+                module.__dict__.pop(_HOOKED, None)
+
+
+_HOOKED = "_output_capturing_hooks_installed"  # what Transformers remembers them by
 
 
 def _attention_layers(model: PreTrainedModel, tokens: Tensor, settings: OperatorSettings) -> dict[str, list[int]]:

@@ -67,6 +67,8 @@ def save(model: PreTrainedModel, out: Path, tokenizer: Any, overwrite: bool) -> 
 
 def require_new(out: Path, source: str, overwrite: bool) -> None:
     """Raise FileExistsError or ValueError unless ``out`` can be written, before anything long begins."""
+    if not source:
+        raise ValueError("the model is '', expected a directory or an id on the hub")
     check_new_directory(out, overwrite, KIND)
     if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(f"--out is {out}, which is {source} or inside of it; expected another directory")

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from plga.adopt.configuration import ADDED, AdoptedConfigMixin, adopted_config_class, base_config_class
@@ -27,6 +27,17 @@ class AdoptedModel(_Base):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         attach(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A pickle would look this class up by its name, but it is made when it is first needed.
+        made: Any = super().__reduce_ex__(protocol)
+        return (_blank, (base_model_class(self),), *made[2:])
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        for part in attention_configs(self):
+            if part._attn_implementation not in ALL_ATTENTION_FUNCTIONS:  # the process that reads may not have it yet
+                with_operators(part._attn_implementation.removeprefix(PREFIX), type(self).__module__)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, AdoptedOperator):
@@ -80,6 +91,12 @@ def adopted_model_class(base: Any) -> Any:
     adopted = type(name, (AdoptedModel, base), members)
     AutoModelForCausalLM.register(members["config_class"], adopted, exist_ok=True)
     return adopted
+
+
+def _blank(base: Any) -> Any:
+    """An adopted model in which nothing is set yet, for a pickle to fill."""
+    adopted = adopted_model_class(base)
+    return adopted.__new__(adopted)
 
 
 def register(config_class: type[PreTrainedConfig]) -> None:

@@ -40,6 +40,11 @@ class AdoptedConfigMixin(_Base):
     plga_layers: dict[str, list[int]]
     _attn_implementation_internal: Any
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A pickle would look this class up by its name, but it is made when it is first needed.
+        made: Any = super().__reduce_ex__(protocol)
+        return (_blank, (base_config_class(self),), *made[2:])
+
     @property
     def operator_settings(self) -> OperatorSettings:
         """Which operator, and of what size."""
@@ -93,6 +98,15 @@ def adopted_config_class(base: Any) -> Any:
     return type(name, (AdoptedConfigMixin, base), {"model_type": MODEL_TYPE, "__module__": base.__module__})
 
 
+def _blank(base: Any) -> Any:
+    """An adopted configuration in which nothing is set yet, for a pickle to fill."""
+    from plga.adopt.classes import register
+
+    config_class = adopted_config_class(base)
+    register(config_class)
+    return config_class.__new__(config_class)
+
+
 def base_config_class(config: PreTrainedConfig) -> type[PreTrainedConfig]:
     """The class that an adopted configuration extends."""
     return next(cls for cls in type(config).__mro__[1:] if cls is not AdoptedConfigMixin)
@@ -138,18 +152,28 @@ class AdoptedConfig(PreTrainedConfig):
         """Configuration of the class that extends ``base_model_type``'s; the model class is registered with it.
 
         Raises:
-            ValueError: no ``base_model_type`` that Transformers knows, or no operators.
+            ValueError: no ``base_model_type`` of a causal LM that Transformers knows; no operators, or one whose heads
+                and width are no whole numbers >= 1.
         """
         base = config_dict.get("base_model_type")
-        if base not in CONFIG_MAPPING:
+        if not isinstance(base, str) or base == MODEL_TYPE or base not in CONFIG_MAPPING:
             raise ValueError(
                 f"config.json: base_model_type is {base!r}, expected a type that this version of Transformers knows"
             )
         for name in ("plga_operator", "plga_layers"):
-            if not isinstance(config_dict.get(name), dict):
+            if not isinstance(config_dict.get(name), dict) or not config_dict[name]:
                 raise ValueError(f"config.json: {name} is {config_dict.get(name)!r}, expected what plga.adopt wrote")
+        for name, shape in config_dict["plga_layers"].items():
+            if not isinstance(shape, list) or [type(n) for n in shape] != [int, int] or min(shape) < 1:
+                raise ValueError(
+                    f"config.json: plga_layers has {shape!r} for {name}, expected [heads, width], whole numbers >= 1"
+                )
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
         from plga.adopt.classes import register
 
+        if CONFIG_MAPPING[base] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"config.json: base_model_type is {base!r}, expected that of a causal LM")
         config_class = adopted_config_class(CONFIG_MAPPING[base])
         register(config_class)
         return config_class.from_dict(config_dict, **kwargs)

@@ -24,6 +24,11 @@ class KeepsOperators(_Base):
 
     operators: dict[int, Tensor]
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A pickle would look this class up by its name, but it is made when it is first needed.
+        made: Any = super().__reduce_ex__(protocol)
+        return (_blank, (type(self).__mro__[2],), *made[2:])
+
     def curvature(self, index: int) -> Tensor | None:
         """G_LM that layer ``index`` kept, or None before the prompt."""
         return self.operators.get(index)
@@ -60,6 +65,12 @@ class KeepsOperators(_Base):
 @functools.cache
 def _keeping(kind: Any) -> Any:
     return type(kind.__name__, (KeepsOperators, kind), {"__module__": __name__})
+
+
+def _blank(kind: Any) -> Any:
+    """A keeping cache in which nothing is set yet, for a pickle to fill."""
+    keeping = _keeping(kind)
+    return keeping.__new__(keeping)
 
 
 def watch(attention: nn.Module) -> list[RemovableHandle]:

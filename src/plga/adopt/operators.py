@@ -133,10 +133,16 @@ _PUBLISHED = PldrConfig()
 
 
 def make(settings: OperatorSettings, heads: int, width: int, index: int) -> AdoptedOperator:
-    """The operator of layer ``index``; its tensors are not yet set."""
+    """The operator of layer ``index``; its tensors are not yet set.
+
+    Raises:
+        ValueError: more columns of U and V than a head is wide.
+    """
     if settings.kind == "constant":
         return ConstantOperator(heads, width)
     if settings.kind == "low_rank":
+        if settings.rank > width:
+            raise ValueError(f"rank is {settings.rank}, expected at most {width}, the width of a head")
         return LowRankOperator(heads, width, settings.rank)
     return GeneratedOperator(heads, width, index, settings)
 

@@ -93,7 +93,7 @@ def test_what_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, message in {
         f"{tmp_path}/missing": "no file or folder that holds one, nor one of the hub (",
         f"{tmp_path}/tokenizer.json": "truncated, or not a tokenizer (",
-        f"{tmp_path}/empty": "expected a tokenizer.json or one .model in it",
+        f"{tmp_path}/empty": "expected a tokenizer.json or one .model in it; set data.tokenizer to",
     }.items():
         with pytest.raises((ValueError, OSError)) as error:
             open_tokenizer(name, 300, padded=False)

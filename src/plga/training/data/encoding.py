@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from plga.model.tokenizer import load_tokenizer
+from plga.model.tokenizer import NoTokenizerError, load_tokenizer
 
 Ids = NDArray[np.int32]
 # What is encoded at once: enough for many cores, and little enough that its encodings (over 100 bytes a token, for they
@@ -34,7 +34,11 @@ def open_tokenizer(name: str, vocab_size: int, padded: bool) -> Any:
     path = Path(name)
     # A tokenizer that is not a fast one has no tokenizer.json, and Transformers alone can read it.
     slow = (path / "tokenizer_config.json").is_file() and not (path / "tokenizer.json").is_file()
-    tokenizer = _transformers(name) if slow or not path.exists() else load_tokenizer(path)
+    try:
+        tokenizer = _transformers(name) if slow or not path.exists() else load_tokenizer(path)
+    except NoTokenizerError as error:  # its remedy is an option of other commands
+        reason = str(error).partition("; pass --tokenizer")[0]
+        raise NoTokenizerError(f"{reason}; set data.tokenizer to a tokenizer's folder, file or name") from error
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= vocab_size:
         raise ValueError(
