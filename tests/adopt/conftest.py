@@ -1,7 +1,7 @@
 """Small SDPA models of many architectures, with weights large enough that attention is far from uniform."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,20 +11,12 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from plga.adopt.classes import operators
+from tests.threads import one_thread  # noqa: F401 (pytest finds it here)
 
 VOCABULARY = 97
 WINDOW = 8
 KERNELS = ("eager", "sdpa")
 KINDS = ("constant", "learned", "low_rank")
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Matrices this small only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # No end-of-sequence token, so that every generation runs to its length.

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache, ZambaConfig, ZambaForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 import plga
 from plga.adopt.classes import operators
-from tests.adopt.conftest import bend, padded, relative, small, tokens
+from tests.adopt.conftest import bend, equal, everything, padded, relative, small, tokens
 
 
 def learned(name: str = "llama", dtype: torch.dtype = torch.float64, kernel: str = "sdpa") -> PreTrainedModel:
@@ -219,3 +219,14 @@ def test_assisted_decoding_is_for_an_operator_of_one_matrix() -> None:
     constant = bend(plga.adopt(small("llama", "sdpa", torch.float32)), by=0.3)
     want = constant.generate(tokens(1, 9), **options)
     assert torch.equal(constant.generate(tokens(1, 9), assistant_model=helper, **options), want)
+
+
+@torch.no_grad()
+def test_attention_that_layers_share_is_told_which_one_it_is() -> None:
+    hybrid = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4, "mamba_dt_rank": 4}
+    wide = {"attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4, "num_attention_heads": 4}
+    config = ZambaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, eos_token_id=None, **hybrid | wide)
+    torch.manual_seed(0)
+    model = ZambaForCausalLM(config).eval()
+    want = everything(model)
+    assert equal(everything(plga.adopt(model, "learned", metric_units=1)), want)

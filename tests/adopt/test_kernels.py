@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 import plga
+from plga.adopt.absorption import absorb
 from plga.adopt.classes import operators
-from plga.adopt.kernels import Kernel, asks_for_names, kernel_function, plain_kernels
+from plga.adopt.kernels import REACHED, Kernel, asks_for_names, forget, kernel_function, plain_kernels, register
 from tests.adopt.conftest import ARCHITECTURES, KERNELS, KINDS, bend, padded, relative, small, small_or_skip, tokens
 
 
@@ -169,6 +170,29 @@ def test_a_path_past_the_interface_for_this_kernel_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with pytest.raises(ValueError, match="GPT2LMHeadModel runs its attention past Transformers' attention interface"):
         plga.adopt(model)
+
+
+@torch.no_grad()
+def test_a_pass_that_leaves_operators_out_is_stopped() -> None:
+    ours = bend(plga.adopt(small("gpt2", "sdpa", torch.float32, reorder_and_upcast_attn=True)))
+    want = ours(tokens(1, 9)).logits
+    ours.set_attn_implementation("eager")  # on which it does not come to the attention interface
+    with pytest.raises(ValueError, match=r"^GPT2Attention went past its operator, expected a kernel and settings on"):
+        ours(tokens(1, 9))
+    ours.set_attn_implementation("sdpa")
+    assert torch.equal(ours(tokens(1, 9)).logits, want)
+    other = plga.adopt(small("llama", "eager"))
+    register("own", "sdpa", kernel_function("sdpa"))
+    try:
+        other.config._attn_implementation = "own"  # past the model
+        with pytest.raises(ValueError, match=r"^LlamaAttention went past its operator"):
+            other(tokens(1, 9))
+    finally:
+        forget("own")
+    plain = absorb(ours)
+    plain.set_attn_implementation("eager")  # nothing watches it
+    assert relative(plain(tokens(1, 9)).logits, want) < 1e-5
+    assert not any(hasattr(module, REACHED) for module in plain.modules())
 
 
 def test_attention_weights_can_be_asked_for(tmp_path: Path) -> None:

@@ -51,6 +51,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
         "MambaForCausalLM runs its attention past Transformers' attention interface (ALL_ATTENTION_FUNCTIONS)",
     ),
+    "a model of four streams of tokens": (
+        lambda: hf.MusicgenForCausalLM(
+            hf.MusicgenDecoderConfig(**SMALL, ffn_dim=48, num_codebooks=4, max_position_embeddings=64)
+        ),
+        "MusicgenForCausalLM does not run on 5 tokens alone: shape '[-1, 4, 5]' is invalid",
+    ),
     "a PLDR-LLM": (
         lambda: PldrForCausalLM(PldrConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)),
         "PldrForCausalLM is a PLDR-LLM, which has operators of its own; expected an SDPA model",

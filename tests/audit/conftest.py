@@ -6,8 +6,8 @@ import pytest
 
 from plga.audit import demo
 from tests.audit import small
+from tests.threads import one_thread
 from tests.training import runs
-from tests.training.examples import one_thread
 
 __all__ = ["one_thread"]
 

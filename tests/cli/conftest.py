@@ -9,8 +9,8 @@ from plga.collapse.freeze import freeze
 from plga.model.checkpoint import save_model
 from plga.model.modeling import PldrForCausalLM
 from plga.training.data.tokenizer import train_tokenizer
+from tests.threads import one_thread
 from tests.training import examples, runs
-from tests.training.examples import one_thread
 
 __all__ = ["one_thread"]
 

@@ -17,25 +17,11 @@ import plga.adopt as adopting
 from plga.adopt.classes import operators
 from plga.training.data.tokenizer import train_tokenizer
 from tests.cli.runner import environment, fresh, plga
-from tests.training import runs
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from tests.training import adopted_models, runs
 
 
 def make(folder: Path, kind: str = "llama", **settings: Any) -> Path:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SIZES | settings)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    adopted_models.base(kind, **settings).save_pretrained(folder)
     return folder
 
 
@@ -58,9 +44,9 @@ def adopted(base: Path) -> Path:
     for name, value in {
         "base": "LlamaForCausalLM",
         "attention layers": "2",
-        "heads x width": "4 x 8",
+        "heads x width": "4 x 4",
         "operator": "constant",
-        "numbers added": "512",  # 2 layers, 4 heads, 8 x 8
+        "numbers added": "128",  # 2 layers, 4 heads, 4 x 4
     }.items():
         assert any(name in line and value in line for line in ending.out.splitlines()), (name, ending.out)
     return folder
@@ -93,14 +79,14 @@ def test_other_operators(base: Path, tmp_path: Path, options: tuple[str, ...]) -
     assert load(tmp_path / "out").config.plga_operator["kind"] == options[0]
     if options[0] == "low_rank":
         assert "low_rank, rank 3" in ending.out
-        assert f"numbers added       │ {2 * 2 * 4 * 8 * 3}" in ending.out
+        assert f"numbers added       │ {2 * 2 * 4 * 4 * 3}" in ending.out
 
 
 def bent(base: Path) -> PreTrainedModel:
-    """Adopted, with operators that stretch the rotary pair (0, 4)."""
+    """Adopted, with operators that stretch the rotary pair (0, 2)."""
     model: PreTrainedModel = adopting.adopt(load(base))
     for operator in operators(model).values():
-        operator.curvature.data[:, (0, 4), (0, 4)] = 5.0  # type: ignore[index, union-attr]
+        operator.curvature.data[:, (0, 2), (0, 2)] = 5.0  # type: ignore[index, union-attr]
     return model
 
 
@@ -164,7 +150,7 @@ def last(ending: Any) -> str:
 
 
 def test_what_is_not_adopted(base: Path, adopted: Path, tmp_path: Path) -> None:
-    encoder = AutoConfig.for_model("bert", **SIZES)
+    encoder = AutoConfig.for_model("bert", **adopted_models.SMALL)
     AutoModel.from_config(encoder).save_pretrained(tmp_path / "encoder")
     make(tmp_path / "mamba", "mamba")
     damaged = Path(shutil.copytree(base, tmp_path / "damaged"))

@@ -2,26 +2,16 @@
 
 import copy
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
+from tests.threads import one_thread  # noqa: F401 (pytest finds it here)
 
 VOCABULARY = 64
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Matrices this small only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny_config(**changes: Any) -> PldrConfig:

@@ -1,5 +1,5 @@
 """What the tests of this package share."""
 
-from tests.training.examples import one_thread
+from tests.threads import one_thread
 
 __all__ = ["one_thread"]

@@ -1,9 +1,7 @@
 """Small data, models and recipes for the tests of training and of what is built on it."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from plga.model.configuration import PldrConfig
@@ -12,15 +10,6 @@ from plga.training.data.windows import Windows
 from plga.training.recipe import Recipe
 
 VOCABULARY, CONTEXT = 40, 12
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Matrices this small only wait for a second thread. For the conftest.py of a package."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PldrForCausalLM:

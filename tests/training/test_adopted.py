@@ -24,6 +24,8 @@ from plga.training.monitor import looks_of
 from tests.training import adopted_models, runs
 from tests.training.processes import CONTEXT
 
+CURVATURE = "model.layers.1.self_attn.operator.curvature"
+
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,10 +317,19 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     directory = adopted_models.write(tmp_path / "model", "constant")
     file = directory / "model.safetensors"
     tensors = load_file(file)
-    del tensors["model.layers.1.self_attn.operator.curvature"]
+    curvature = tensors.pop(CURVATURE)
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"model: missing: model\.layers\.1\.self_attn\.operator\.curvature"):
+    with pytest.raises(
+        ValueError, match=r"1 tensors of \w+ are missing, such as model\.layers\.1\.self_attn\.operator"
+    ):
         train(tmp_path / "run", directory)
+    save_file(load_file(file) | {"model.norm.bias": torch.zeros(16), CURVATURE: curvature}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model: AdoptedLlamaForCausalLM has no place for model\.norm\.bias$"):
+        train(tmp_path / "run", directory)
+    save_file(tensors | {CURVATURE: curvature[:2]}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model: .*mismatch") as raised:
+        train(tmp_path / "run", directory)
+    assert "\n" not in str(raised.value)
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"model\.safetensors: truncated"):
         train(tmp_path / "run", directory)
@@ -340,7 +351,7 @@ def test_no_gradient_that_is_not_finite_is_stepped_on(tmp_path: Path) -> None:
     directory = adopted_models.write(tmp_path / "model", "constant")
     file = directory / "model.safetensors"
     tensors = load_file(file)
-    tensors["model.layers.1.self_attn.operator.curvature"][2, 0, 0] = torch.inf
+    tensors[CURVATURE][2, 0, 0] = torch.inf
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(FloatingPointError, match=r"^step 0: the loss is nan; no checkpoint yet$"):
         train(tmp_path / "run", directory)

@@ -50,8 +50,9 @@ def adopt(
     Raises:
         TypeError: ``model`` is no model of Transformers.
         ValueError: a model that is no decoder-only causal LM, is adopted already, has operators of its own, runs its
-            attention past the attention interface, is on the meta device, or would not be the same at G = I: the
-            message has its name and the reason; ``model`` is then as it was. And the errors of OperatorSettings.
+            attention past the attention interface, is on the meta device, does not run on tokens alone, or would not
+            be the same at G = I: the message has its name and the reason; ``model`` is then as it was. And the errors
+            of OperatorSettings.
     """
     settings = OperatorSettings(operator, rank, metric_units, metric_blocks, metric_intermediate_size)
     return adopt_with(model, settings, seed)
@@ -66,8 +67,12 @@ def adopt_with(
     """:func:`adopt`, after which ``fill`` may set the operators; where that raises, ``model`` is as it was too."""
     require_adoptable(model)
     tokens = _probe(model)
+    try:
+        expected = _outputs(model, tokens)
+    except Exception as error:  # whatever the model itself raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"{type(model).__name__} does not run on {PROBE_TOKENS} tokens alone: {reason}") from error
     layers = _attention_layers(model, tokens, settings)
-    expected = _outputs(model, tokens)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -153,9 +158,9 @@ def _become(model: PreTrainedModel, settings: OperatorSettings, layers: dict[str
 
 def _probe(model: PreTrainedModel) -> Tensor:
     """A few tokens of the vocabulary, [1, S]."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    tokens = torch.arange(1, PROBE_TOKENS + 1) % vocabulary
-    return tokens.unsqueeze(0).to(model.get_input_embeddings().weight.device)
+    embedding = next(model.get_input_embeddings().parameters())
+    tokens = torch.arange(1, PROBE_TOKENS + 1) % embedding.shape[0]
+    return tokens.unsqueeze(0).to(embedding.device)
 
 
 @torch.no_grad()

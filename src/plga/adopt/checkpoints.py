@@ -1,8 +1,9 @@
 """Directories of base models and of adopted ones: read as Transformers reads them, written whole or not at all."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
@@ -10,6 +11,7 @@ from transformers.utils import logging
 from plga.adopt.classes import is_adopted
 from plga.model.atomic import check_new_directory, new_directory
 from plga.model.checkpoint import no_progress_bar
+from plga.model.files import first
 
 KIND = "a causal LM"
 
@@ -24,6 +26,30 @@ def load(source: str) -> PreTrainedModel:
         ValueError, OSError: nothing there that Transformers can read as a causal LM, in one line; or weights that are
             missing from it, which Transformers would draw at random.
     """
+    model, _ = _read(source, "auto")
+    return model
+
+
+def load_adopted(source: str, dtype: torch.dtype | Literal["auto"] = "auto") -> PreTrainedModel:
+    """An adopted model, in evaluation.
+
+    Args:
+        source: a directory, or an id on the hub.
+        dtype: of its weights; ``auto``: as they were saved.
+
+    Raises:
+        ValueError, OSError: as for :func:`load`; a model that is not adopted, or tensors that it has no place for.
+    """
+    model, unexpected = _read(source, dtype)
+    if not is_adopted(model):
+        raise ValueError(f"{source}: {type(model).__name__} is not adopted, expected what plga adopt wrote")
+    if unexpected:
+        raise ValueError(f"{source}: {type(model).__name__} has no place for {first(unexpected)}")
+    return model
+
+
+def _read(source: str, dtype: torch.dtype | Literal["auto"]) -> tuple[PreTrainedModel, list[str]]:
+    """A model in evaluation, and tensors of its files that it has no place for."""
     if source.startswith((".", "/")) and not Path(source).is_dir():
         raise FileNotFoundError(f"{source}: no such directory")
     verbosity = logging.get_verbosity()
@@ -31,7 +57,7 @@ def load(source: str) -> PreTrainedModel:
     try:
         with no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, dtype="auto", output_loading_info=True, trust_remote_code=False
+                source, dtype=dtype, output_loading_info=True, trust_remote_code=False
             )
     except Exception as error:  # configurations, pickles and safetensors each have errors of their own
         raise ValueError(f"{source}: {_first_line(error)}") from error
@@ -41,15 +67,7 @@ def load(source: str) -> PreTrainedModel:
         raise ValueError(
             f"{source}: {len(missing)} tensors of {type(model).__name__} are missing, such as {missing[0]}"
         )
-    return model.eval()
-
-
-def load_adopted(source: str) -> PreTrainedModel:
-    """An adopted model; errors as for :func:`load`, and where it is none."""
-    model = load(source)
-    if not is_adopted(model):
-        raise ValueError(f"{source}: {type(model).__name__} is not adopted, expected what plga adopt wrote")
-    return model
+    return model.eval(), sorted(report["unexpected_keys"])
 
 
 def save(model: PreTrainedModel, out: Path, tokenizer: Any, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from plga.adopt.configuration import ADDED, AdoptedConfigMixin, adopted_config_class, base_config_class
 from plga.adopt.kept import watch
-from plga.adopt.kernels import OPERATOR, PREFIX, attention_configs, with_operators
+from plga.adopt.kernels import OPERATOR, PREFIX, REACHED, attention_configs, require_reached, with_operators
 from plga.adopt.operators import AdoptedOperator, GeneratedOperator, make
 
 if TYPE_CHECKING:
@@ -126,15 +126,18 @@ def attach(model: PreTrainedModel) -> None:
         operator = make(settings, heads, width, index)
         setattr(attention, OPERATOR, operator)
         operator.start()
+        operator.watching = [require_reached(attention)]
         if isinstance(operator, GeneratedOperator):
-            operator.watching = watch(attention)
+            operator.watching += watch(attention)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Make an adopted model one of the class and configuration of its base again, without its operators."""
     for name, operator in operators(model).items():
-        delattr(model.get_submodule(name), OPERATOR)
-        for handle in getattr(operator, "watching", ()):
+        attention = model.get_submodule(name)
+        delattr(attention, OPERATOR)
+        attention.__dict__.pop(REACHED, None)
+        for handle in operator.watching:
             handle.remove()
     config: Any = model.config
     # First the classes: an adopted configuration would give the kernels their other names again.

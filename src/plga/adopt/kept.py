@@ -84,7 +84,9 @@ def watch(attention: nn.Module) -> list[RemovableHandle]:
 def _before(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, Cache)), None)
     if cache is not None and not isinstance(cache, KeepsOperators):
-        if cache.get_seq_length(getattr(attention, "layer_idx", 0)) > 0:
+        # Zamba's attention is shared between layers: each call says which one it is.
+        index = kwargs.get("layer_idx", getattr(attention, "layer_idx", None))
+        if cache.get_seq_length(index or 0) > 0:
             raise ValueError(
                 "the cache holds tokens but no operator of theirs, expected one that this adopted model filled: a "
                 "learned operator is built from the queries of the prompt, which a cache does not keep"

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 PREFIX = "plga_"
 OPERATOR = "operator"  # the attribute of an attention module
+REACHED = "plga_reached"  # another: whether this pass has come to its operator
 
 
 class Kernel(str):
@@ -59,12 +61,31 @@ def with_operators(kernel: str, module: str) -> str:
     def bent(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         operator = getattr(module, OPERATOR, None)
         if operator is not None:
+            setattr(module, REACHED, True)
             mask = args[2] if len(args) > 2 else kwargs.get("attention_mask")
             query = operator(query, mask)
         return attend(module, query, *args, **kwargs)
 
     register(name, kernel, bent)
     return Kernel(name) if asks_for_names(module) else name
+
+
+def require_reached(attention: nn.Module) -> RemovableHandle:
+    """Stop each pass in which an attention module leaves its operator out, until the handle is removed.
+
+    An implementation without operators, set past the model, does that; and so does GPT-2 on ``eager`` with
+    ``reorder_and_upcast_attn``, which may have been adopted on ``sdpa``.
+    """
+    return attention.register_forward_hook(_require_reached)
+
+
+def _require_reached(attention: Any, args: Any, output: Any) -> None:
+    if not getattr(attention, REACHED, False):
+        raise ValueError(
+            f"{type(attention).__name__} went past its operator, expected a kernel and settings on which the model can "
+            "be adopted, and kernels to be chosen by model.set_attn_implementation"
+        )
+    setattr(attention, REACHED, False)
 
 
 def register(name: str, kernel: str, function: Callable[..., Any]) -> None:
@@ -88,6 +109,7 @@ def watched(model: nn.Module, look: Callable[..., None]) -> Iterator[None]:
             attend = kernel_function(plain)
 
             def both(module: nn.Module, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
+                setattr(module, REACHED, True)
                 look(module, *args, **kwargs)
                 return attend(module, *args, **kwargs)
 

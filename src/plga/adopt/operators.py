@@ -19,11 +19,15 @@ class AdoptedOperator(nn.Module):
     Args:
         heads: H, query heads.
         width: d, of a query.
+
+    Attributes:
+        watching: hooks of its attention module that are there for it.
     """
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
         self.heads, self.width = heads, width
+        self.watching: list[RemovableHandle] = []
 
     def forward(self, query: Tensor, attention_mask: Any) -> Tensor:
         """q' = q G.
@@ -107,7 +111,6 @@ class GeneratedOperator(AdoptedOperator):
         )
         self.generator = LearnedOperator(config, index)
         self.cache: Any = None
-        self.watching: list[RemovableHandle] = []
 
     def forward(self, query: Tensor, attention_mask: Any) -> Tensor:
         real = None if self.has_kept() else real_tokens(attention_mask)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plga.adopt.adoption import train_operators_only
+from plga.adopt.checkpoints import load_adopted
 from plga.adopt.configuration import MODEL_TYPE
 from plga.adopt.files import save_operators
-from plga.model.checkpoint import no_progress_bar, save_model
-from plga.model.files import first, read_json, read_safetensors
+from plga.model.checkpoint import save_model
+from plga.model.files import read_json, read_safetensors
 from plga.model.loss import logits_cross_entropy
 from plga.model.operator import DeductiveOutputs
 from plga.training.config import AdoptedTrainSettings
@@ -31,7 +32,7 @@ class AdoptedSubject(Subject):
 
     def __init__(self, settings: AdoptedTrainSettings) -> None:
         self.settings, path = settings, settings.model.adopted
-        self.model = load_adopted(Path(path))
+        self.model = trainable_model(Path(path))
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and settings.context > positions:
             raise ValueError(f"model.context is {settings.context}, expected <= {positions}, the positions of {path}")
@@ -85,14 +86,14 @@ class AdoptedSubject(Subject):
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
     def finish(self, last: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        model = load_adopted(last)
+        model = trainable_model(last)
         save_model(model, output / "final", overwrite=True, tokenizer=tokenizer)
         if self.settings.model.trainable == "operators":
             save_operators(model, output / "operators.safetensors", overwrite=True)
 
 
-def load_adopted(path: Path) -> PreTrainedModel:
-    """The adopted model of a directory, in float32.
+def trainable_model(path: Path) -> PreTrainedModel:
+    """The adopted model of a directory in float32, in which alone it is trained.
 
     Raises:
         ValueError: not the directory of an adopted model, quantized weights, or tensors that are missing, unknown,
@@ -107,14 +108,7 @@ def load_adopted(path: Path) -> PreTrainedModel:
     if config.get("quantization_config"):
         raise ValueError(f"{path}: its weights are quantized, expected floating point ones to train")
     read_safetensors(path)  # what is damaged is named before Transformers meets it
-    with no_progress_bar():
-        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-    problems = {kind: sorted(map(str, info[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
-    if any(problems.values()):
-        raise ValueError(
-            f"{path}: " + "; ".join(f"{kind}: {first(names)}" for kind, names in problems.items() if names)
-        )
-    return model
+    return load_adopted(str(path), torch.float32)
 
 
 @contextmanager
