@@ -67,7 +67,7 @@ class AdoptedConfigMixin(_Base):
 
     @property
     def output_attentions(self) -> Any:
-        return super().output_attentions
+        return self._output_attentions  # not super(): torch.compile takes that for a property, which is true
 
     @output_attentions.setter
     def output_attentions(self, value: Any) -> None:
