@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,19 @@ def test_a_path_past_the_interface_for_this_kernel_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with pytest.raises(ValueError, match="GPT2LMHeadModel runs its attention past Transformers' attention interface"):
         plga.adopt(model)
+
+
+@torch.no_grad()
+def test_threads_may_run_one_model() -> None:
+    ours, ids = bend(plga.adopt(small("llama"))), tokens(1, 9)
+    want, found = ours(ids).logits, []
+    threads = [threading.Thread(target=lambda: found.extend(ours(ids).logits for _ in range(40))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 160
+    assert all(torch.equal(logits, want) for logits in found)
 
 
 @torch.no_grad()

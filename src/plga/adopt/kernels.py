@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 PREFIX = "plga_"
 OPERATOR = "operator"  # the attribute of an attention module
-REACHED = "plga_reached"  # another: whether this pass has come to its operator
+REACHED = "plga_reached"  # another: the implementation by which a pass last came to its operator
 
 
 class Kernel(str):
@@ -61,7 +61,7 @@ def with_operators(kernel: str, module: str) -> str:
     def bent(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         operator = getattr(module, OPERATOR, None)
         if operator is not None:
-            setattr(module, REACHED, True)
+            setattr(module, REACHED, name)
             mask = args[2] if len(args) > 2 else kwargs.get("attention_mask")
             query = operator(query, mask)
         return attend(module, query, *args, **kwargs)
@@ -71,7 +71,7 @@ def with_operators(kernel: str, module: str) -> str:
 
 
 def require_reached(attention: nn.Module) -> RemovableHandle:
-    """Stop each pass in which an attention module leaves its operator out, until the handle is removed.
+    """Stop passes in which an attention module leaves its operator out, until the handle is removed.
 
     An implementation without operators, set past the model, does that; and so does GPT-2 on ``eager`` with
     ``reorder_and_upcast_attn``, which may have been adopted on ``sdpa``.
@@ -80,12 +80,12 @@ def require_reached(attention: nn.Module) -> RemovableHandle:
 
 
 def _require_reached(attention: Any, args: Any, output: Any) -> None:
-    if not getattr(attention, REACHED, False):
+    # That this very pass has set it cannot be asked: threads that run one model would take it from each other.
+    if getattr(attention, REACHED, "") != attention.config._attn_implementation:
         raise ValueError(
             f"{type(attention).__name__} went past its operator, expected a kernel and settings on which the model can "
             "be adopted, and kernels to be chosen by model.set_attn_implementation"
         )
-    setattr(attention, REACHED, False)
 
 
 def register(name: str, kernel: str, function: Callable[..., Any]) -> None:
@@ -108,8 +108,9 @@ def watched(model: nn.Module, look: Callable[..., None]) -> Iterator[None]:
             plain = kernel.removeprefix(PREFIX)
             attend = kernel_function(plain)
 
-            def both(module: nn.Module, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
-                setattr(module, REACHED, True)
+            def both(module: Any, *args: Any, attend: Any = attend, **kwargs: Any) -> Any:
+                if hasattr(module, OPERATOR):
+                    setattr(module, REACHED, str(module.config._attn_implementation))
                 look(module, *args, **kwargs)
                 return attend(module, *args, **kwargs)
 
