@@ -33,7 +33,7 @@ def base(kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
 
 def write(directory: Path, operator: str, kind: str = "llama", **changes: Any) -> Path:
     """A directory as ``plga adopt`` writes it."""
-    model = plga.adopt(base(kind, **changes), operator=operator, metric_units=2)
+    model = plga.adopt(base(kind, **changes), operator=operator, rank=2, metric_units=2)
     tokenizer = train_tokenizer(runs.texts(), runs.VOCABULARY, runs.CONTEXT)
     save_model(model, directory, tokenizer=tokenizer)
     return directory
