@@ -319,17 +319,14 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     tensors = load_file(file)
     curvature = tensors.pop(CURVATURE)
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"1 tensors of \w+ are missing, such as model\.layers\.1\.self_attn\.operator"
-    ):
+    with pytest.raises(ValueError, match=r"model: AdoptedLlamaForCausalLM lacks model\.layers\.1\.self_attn\.operator"):
         train(tmp_path / "run", directory)
     save_file(load_file(file) | {"model.norm.bias": torch.zeros(16), CURVATURE: curvature}, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"model: AdoptedLlamaForCausalLM has no place for model\.norm\.bias$"):
         train(tmp_path / "run", directory)
     save_file(tensors | {CURVATURE: curvature[:2]}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"model: .*mismatch") as raised:
+    with pytest.raises(ValueError, match=r"model: model\.layers\.1\.\S+ has shape \[2, 4, 4\], expected \[4, 4, 4\]$"):
         train(tmp_path / "run", directory)
-    assert "\n" not in str(raised.value)
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"model\.safetensors: truncated"):
         train(tmp_path / "run", directory)

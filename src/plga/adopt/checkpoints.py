@@ -24,7 +24,7 @@ def load(source: str) -> PreTrainedModel:
 
     Raises:
         ValueError, OSError: nothing there that Transformers can read as a causal LM, in one line; or weights that are
-            missing from it, which Transformers would draw at random.
+            missing from it or of another shape, which Transformers would draw at random.
     """
     model, _ = _read(source, "auto")
     return model
@@ -57,16 +57,21 @@ def _read(source: str, dtype: torch.dtype | Literal["auto"]) -> tuple[PreTrained
     try:
         with no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, output_loading_info=True, trust_remote_code=False
+                source,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # to be told of them, below
+                trust_remote_code=False,
             )
     except Exception as error:  # configurations, pickles and safetensors each have errors of their own
         raise ValueError(f"{source}: {_first_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
-        raise ValueError(
-            f"{source}: {len(missing)} tensors of {type(model).__name__} are missing, such as {missing[0]}"
-        )
+        raise ValueError(f"{source}: {type(model).__name__} lacks {first(missing)}")
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, found, expected = mismatched[0]
+        raise ValueError(f"{source}: {name} has shape {list(found)}, expected {list(expected)}")
     return model.eval(), sorted(report["unexpected_keys"])
 
 
