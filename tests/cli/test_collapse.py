@@ -185,7 +185,7 @@ def test_a_projected_operator_is_absorbed(checkpoint: Path, anything: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prompts", "/missing"), "No such file or directory: '/missing'"),
+        (("--prompts", "/missing"), "/missing: No such file or directory"),
         (("--prompts", "EMPTY"), "0 prompts, expected at least 4, one a line"),
         (("--prompts", "LONG"), "LONG: prompt 4 has"),
         (("--data", "/missing"), "/missing: no such file"),

@@ -45,7 +45,7 @@ def test_what_is_saved_can_be_read_again(checkpoint: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prompts", "/missing"), "No such file or directory: '/missing'"),
+        (("--prompts", "/missing"), "/missing: No such file or directory"),
         (("--prompts", "ONE"), "1 prompts, expected at least 2, one a line"),
         (("--prompts", "BINARY"), "not UTF-8 text"),
         (("--prompts", "LONG"), "prompt 2 has"),

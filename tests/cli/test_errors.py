@@ -121,8 +121,9 @@ def test_impossible_options_of_generate(checkpoint: Path, options: tuple[str, ..
 
 
 def test_a_calibration_text_that_is_none(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     options = ("--prompt", "x", "--mode", "constant", "--calibration", tmp_path / "latin.txt")
+    assert plga("generate", checkpoint, *options).error() == f"{tmp_path}/latin.txt: No such file or directory"
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     assert "latin.txt: not UTF-8" in plga("generate", checkpoint, *options).error()
 
 

@@ -47,7 +47,15 @@ class _Commands(TyperGroup):
         except (ValueError, OSError, FloatingPointError, MemoryError) as error:
             if os.environ.get("PLGA_TRACEBACK"):
                 raise
-            _end(f"error: {' '.join(str(error).split()) or type(error).__name__}", 1)
+            _end(f"error: {_line(error)}", 1)
+
+
+def _line(error: BaseException) -> str:
+    """What an error says, in one line; of the system's own the file first, as other commands have it."""
+    message = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        message = f"{error.filename}: {error.strerror}"
+    return " ".join(message.split()) or type(error).__name__
 
 
 def _end(message: str, code: int) -> NoReturn:
