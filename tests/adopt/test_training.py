@@ -35,7 +35,7 @@ def llama() -> Any:
 
 
 def adopted(kind: str) -> Any:
-    return plga.adopt(llama(), operator=kind, metric_units=2)
+    return plga.adopt(llama(), operator=kind, rank=2, metric_units=2)
 
 
 def rows() -> list[dict[str, Tensor]]:
