@@ -1,8 +1,7 @@
 """Residual units of the metric learner where no gradient is wanted: their arithmetic, without calling their modules.
 
 A learner is some fifty small products. Calling as many modules takes time, and so does memory that was never touched:
-here two buffers hold what is inside all SwiGLU blocks. The numbers are those of the modules; with weights that are laid
-out anew, up to the order in which a product sums.
+here two buffers hold what is inside all SwiGLU blocks. The numbers are those of the modules.
 """
 
 from collections.abc import Iterator
@@ -87,45 +86,18 @@ def _parts(unit: Any) -> Iterator[nn.Module]:
     yield unit.norm
 
 
-class BlockProducts(NamedTuple):
-    """Of the same block: three products that add their biases by themselves, so that no bias is copied first.
+def laid_out(weights: list[UnitWeights]) -> list[UnitWeights]:
+    """Copies as products read them fastest: rows of gate and up lie together, filled up with zeros to whole lanes.
 
-    Rows get a last column of ones, which gate [d + 1, m] and up [d + 1, m] turn into their biases; of silu(gate) · up
-    column n is 1, and m - n - 1 columns are 0, which fills up whole lanes; down [m, d] turns the 1 into its bias.
+    With zeros in gate and up, silu(gate) · up has zeros there, and down adds zeros: no number changes.
     """
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    return [unit._replace(blocks=[_block_laid_out(block) for block in unit.blocks]) for unit in weights]
 
 
-class UnitProducts(NamedTuple):
-    """As :class:`UnitWeights`."""
-
-    blocks: list[BlockProducts]
-    scale: Tensor
-    shift: Tensor
-    eps: float
-
-
-_ONE = 64.0  # silu(64) rounds to 64 in float64, too; times 1/64, it is 1
-
-
-def as_products(weights: list[UnitWeights]) -> list[UnitProducts]:
-    """Copies of the weights, laid out as products read them fastest."""
-    return [UnitProducts([_block_products(b) for b in unit.blocks], *unit[1:]) for unit in weights]
-
-
-def _block_products(block: BlockWeights) -> BlockProducts:
-    inner = block.gate.shape[1]
-    fill = _LANES - inner % _LANES  # one column at least
-    gate, up = (
-        pad(torch.cat((weight, bias.unsqueeze(0))), (0, fill))
-        for weight, bias in ((block.gate, block.gate_bias), (block.up, block.up_bias))
-    )
-    gate[-1, inner], up[-1, inner] = _ONE, 1 / _ONE
-    down = pad(torch.cat((block.down, block.down_bias.unsqueeze(0))), (0, 0, 0, fill - 1))
-    return BlockProducts(gate.contiguous(), up.contiguous(), down.contiguous())
+def _block_laid_out(block: BlockWeights) -> BlockWeights:
+    fill = -block.gate.shape[1] % _LANES
+    gate, gate_bias, up, up_bias = (pad(t, (0, fill)).contiguous() for t in block[:4])
+    return BlockWeights(gate, gate_bias, up, up_bias, pad(block.down, (0, 0, 0, fill)).contiguous(), block.down_bias)
 
 
 def through_units(weights: list[UnitWeights], rows: Tensor) -> Tensor:
@@ -145,32 +117,11 @@ def through_units(weights: list[UnitWeights], rows: Tensor) -> Tensor:
     return x.view(rows.shape)
 
 
-def through_products(products: list[UnitProducts], rows: Tensor) -> Tensor:
-    """As :func:`through_units`."""
-    x = rows.reshape(-1, rows.shape[-1])
-    gate, up = x.new_empty(0), x.new_empty(0)
-    given, inner = (x.new_ones(len(x), x.shape[1] + 1) for _ in range(2))  # the last column stays
-    for number, unit in enumerate(products):
-        given[:, :-1] = x
-        y = given
-        for block in unit.blocks:
-            if gate.shape[-1] != block.gate.shape[1]:
-                gate, up = (x.new_empty(len(x), block.gate.shape[1]) for _ in range(2))
-            torch.mm(y, block.gate, out=gate)
-            torch.mm(y, block.up, out=up)
-            nn.functional.silu(gate, inplace=True).mul_(up)
-            torch.mm(gate, block.down, out=inner[:, :-1])
-            y = inner
-        x = x.add_(y[:, :-1]) if number else x + y[:, :-1]  # the rows that were given are not ours
-        x = torch.layer_norm(x, unit.scale.shape, unit.scale, unit.shift, unit.eps)
-    return x.view(rows.shape)
-
-
 class KeptWeights:
     """Weights of one learner, laid out once for many passes; anew after one of them was written."""
 
     def __init__(self) -> None:
-        self.products: list[UnitProducts] | None = None
+        self.weights: list[UnitWeights] | None = None
         self._given: list[Tensor] = []
         self._versions: list[int] = []
 
@@ -179,20 +130,19 @@ class KeptWeights:
 
     def of(
         self, units: nn.ModuleList, kinds: tuple[type[nn.Module], ...], dtype: torch.dtype
-    ) -> list[UnitProducts] | None:
-        """Of what :func:`unit_weights` gives, which is asked, hooks and all, only where nothing is kept."""
+    ) -> list[UnitWeights] | None:
+        """As :func:`unit_weights`, which is asked, hooks and all, only where nothing is kept."""
         written = self._versions != [t._version for t in self._given]
-        if self.products is not None and self._given[0].dtype == dtype and not written:
-            return self.products
-        self.products = None
-        weights = unit_weights(units, kinds, dtype)
-        if weights is None:
+        if self.weights is not None and self._given[0].dtype == dtype and not written:
+            return self.weights
+        self.weights = None
+        given = unit_weights(units, kinds, dtype)
+        if given is None:
             return None
-        products = as_products(weights)
-        self._given = [t for unit in weights for block in unit.blocks for t in block]
+        self._given = [t for unit in given for block in unit.blocks for t in block]
         if any(t.is_inference() for t in self._given):  # whether such a tensor was written cannot be told
             self._given = []
-            return products
+            return given
         self._versions = [t._version for t in self._given]
-        self.products = products
-        return products
+        self.weights = laid_out(given)
+        return self.weights

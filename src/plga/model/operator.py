@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
-from plga.model.inference import KeptWeights, may_overwrite, through_products, through_units, unit_weights
+from plga.model.inference import KeptWeights, may_overwrite, through_units, unit_weights
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
@@ -120,9 +120,8 @@ class MetricLearner(nn.Module):
         x = self.input_norm(density)
         if may_overwrite():
             kinds = (ResidualUnit, SwiGLU, Linear, LayerNorm)
-            if kept is not None and (products := kept.of(self.units, kinds, x.dtype)) is not None:
-                return through_products(products, x)
-            if kept is None and (weights := unit_weights(self.units, kinds, x.dtype)) is not None:
+            weights = (unit_weights if kept is None else kept.of)(self.units, kinds, x.dtype)
+            if weights is not None:
                 return through_units(weights, x)
         for unit in self.units:
             x = unit(x)
