@@ -108,10 +108,11 @@ def in_turn(calls: dict[str, Callable[[], object]], rounds: int, clock: Callable
 
 
 def models(operators: list[str]) -> dict[str, Any]:
-    """The original, and copies of it that are adopted."""
+    """The original, and adopted ones: all copies, for where weights came to lie when they were made takes time, too."""
     torch.manual_seed(0)
-    original = llama(PldrConfig()).eval()
-    return {ORIGINAL: original} | {name: plga.adopt(copy.deepcopy(original), name) for name in operators}
+    made = llama(PldrConfig()).eval()
+    original = copy.deepcopy(made)
+    return {ORIGINAL: original} | {name: plga.adopt(copy.deepcopy(made), name) for name in operators}
 
 
 def prefills(operators: list[str]) -> dict[str, Callable[[], object]]:
