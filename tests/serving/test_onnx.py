@@ -21,7 +21,7 @@ from plga.model.modeling import PldrForCausalLM
 from plga.serving import onnx as serving
 from plga.serving.onnx import export_onnx
 from tests.model.conftest import constant, pad, tiny, tokens
-from tests.training.examples import one_thread
+from tests.threads import one_thread
 
 __all__ = ["one_thread"]
 

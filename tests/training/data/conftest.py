@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.threads import one_thread
 from tests.training.data import corpora
-from tests.training.examples import one_thread
 
 __all__ = ["one_thread"]
 
