@@ -14,6 +14,7 @@ from plga.adopt.configuration import ADDED, AdoptedConfigMixin, adopted_config_c
 from plga.adopt.kept import watch
 from plga.adopt.kernels import OPERATOR, PREFIX, REACHED, attention_configs, require_reached, with_operators
 from plga.adopt.operators import AdoptedOperator, GeneratedOperator, make
+from plga.adopt.pickles import by_base
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel as _Base  # or whatever model class comes behind it
@@ -29,9 +30,8 @@ class AdoptedModel(_Base):
         attach(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # A pickle would look this class up by its name, but it is made when it is first needed.
         made: Any = super().__reduce_ex__(protocol)
-        return (_blank, (base_model_class(self),), *made[2:])
+        return by_base(made, adopted_model_class, base_model_class(self))
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
@@ -91,12 +91,6 @@ def adopted_model_class(base: Any) -> Any:
     adopted = type(name, (AdoptedModel, base), members)
     AutoModelForCausalLM.register(members["config_class"], adopted, exist_ok=True)
     return adopted
-
-
-def _blank(base: Any) -> Any:
-    """An adopted model in which nothing is set yet, for a pickle to fill."""
-    adopted = adopted_model_class(base)
-    return adopted.__new__(adopted)
 
 
 def register(config_class: type[PreTrainedConfig]) -> None:

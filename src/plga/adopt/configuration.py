@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from plga.adopt.pickles import by_base
 from plga.adopt.settings import OperatorSettings
 
 MODEL_TYPE = "plga_adopted"
@@ -41,9 +42,8 @@ class AdoptedConfigMixin(_Base):
     _attn_implementation_internal: Any
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # A pickle would look this class up by its name, but it is made when it is first needed.
         made: Any = super().__reduce_ex__(protocol)
-        return (_blank, (base_config_class(self),), *made[2:])
+        return by_base(made, _known_config_class, base_config_class(self))
 
     @property
     def operator_settings(self) -> OperatorSettings:
@@ -98,13 +98,13 @@ def adopted_config_class(base: Any) -> Any:
     return type(name, (AdoptedConfigMixin, base), {"model_type": MODEL_TYPE, "__module__": base.__module__})
 
 
-def _blank(base: Any) -> Any:
-    """An adopted configuration in which nothing is set yet, for a pickle to fill."""
+def _known_config_class(base: Any) -> Any:
+    """As :func:`adopted_config_class`; AutoModelForCausalLM knows its models, too."""
     from plga.adopt.classes import register
 
     config_class = adopted_config_class(base)
     register(config_class)
-    return config_class.__new__(config_class)
+    return config_class
 
 
 def base_config_class(config: PreTrainedConfig) -> type[PreTrainedConfig]:
@@ -170,10 +170,6 @@ class AdoptedConfig(PreTrainedConfig):
                 )
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        from plga.adopt.classes import register
-
         if CONFIG_MAPPING[base] not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError(f"config.json: base_model_type is {base!r}, expected that of a causal LM")
-        config_class = adopted_config_class(CONFIG_MAPPING[base])
-        register(config_class)
-        return config_class.from_dict(config_dict, **kwargs)
+        return _known_config_class(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from plga.adopt.operators import GeneratedOperator
+from plga.adopt.pickles import by_base
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache as _Base  # or whatever class of cache comes behind it
@@ -25,9 +26,8 @@ class KeepsOperators(_Base):
     operators: dict[int, Tensor]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # A pickle would look this class up by its name, but it is made when it is first needed.
         made: Any = super().__reduce_ex__(protocol)
-        return (_blank, (type(self).__mro__[2],), *made[2:])
+        return by_base(made, _keeping, type(self).__mro__[2])
 
     def curvature(self, index: int) -> Tensor | None:
         """G_LM that layer ``index`` kept, or None before the prompt."""
@@ -65,12 +65,6 @@ class KeepsOperators(_Base):
 @functools.cache
 def _keeping(kind: Any) -> Any:
     return type(kind.__name__, (KeepsOperators, kind), {"__module__": __name__})
-
-
-def _blank(kind: Any) -> Any:
-    """A keeping cache in which nothing is set yet, for a pickle to fill."""
-    keeping = _keeping(kind)
-    return keeping.__new__(keeping)
 
 
 def watch(attention: nn.Module) -> list[RemovableHandle]:
