@@ -1,5 +1,6 @@
 """The operators that an adopted attention layer can have; each begins at G = I exactly."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from plga.model.initialization import initialize
 from plga.model.operator import LearnedOperator
 
 
-class AdoptedOperator(nn.Module):
+class AdoptedOperator(nn.Module, ABC):
     """What acts on the rotated queries of one layer, a head each: q' = q G.
 
     Args:
@@ -29,6 +30,7 @@ class AdoptedOperator(nn.Module):
         self.heads, self.width = heads, width
         self.watching: list[RemovableHandle] = []
 
+    @abstractmethod
     def forward(self, query: Tensor, attention_mask: Any) -> Tensor:
         """q' = q G.
 
@@ -39,19 +41,18 @@ class AdoptedOperator(nn.Module):
         Returns:
             [B, H, S, d], in the dtype of ``query``.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """Set G to I, and draw what else there is; Transformers' ``init`` passes over what a checkpoint filled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def matrix(self) -> Tensor:
         """G, [H, d, d], where it is one for all inputs.
 
         Raises:
             ValueError: the operator is learned.
         """
-        raise NotImplementedError
 
 
 class ConstantOperator(AdoptedOperator):
