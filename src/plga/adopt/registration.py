@@ -1,12 +1,14 @@
 """Makes Transformers' Auto classes know adopted models, without importing Transformers before its user does."""
 
+from typing import Any
+
 from wrapt import register_post_import_hook
 
 
-def _register_config(auto: object) -> None:
+def _register_config(auto: Any) -> None:
     from plga.adopt.configuration import AdoptedConfig
 
-    auto.CONFIG_MAPPING.register(AdoptedConfig.model_type, AdoptedConfig, exist_ok=True)  # type: ignore[attr-defined]
+    auto.CONFIG_MAPPING.register(AdoptedConfig.model_type, AdoptedConfig, exist_ok=True)
 
 
 def register_when_imported() -> None:

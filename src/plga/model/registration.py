@@ -1,16 +1,17 @@
 """Makes Transformers' Auto classes know PLDR-LLMs, without importing Transformers before its user does."""
 
 import functools
+from typing import Any
 
 from wrapt import register_post_import_hook
 
 
-def _register_configs(auto: object) -> None:
+def _register_configs(auto: Any) -> None:
     from plga.model.configuration import PldrConfig
     from plga.model.released import PldrllmConfig
 
     for config in (PldrConfig, PldrllmConfig):
-        auto.CONFIG_MAPPING.register(config.model_type, config, exist_ok=True)  # type: ignore[attr-defined]
+        auto.CONFIG_MAPPING.register(config.model_type, config, exist_ok=True)
 
 
 def register_when_imported() -> None:

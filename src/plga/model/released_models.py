@@ -6,7 +6,7 @@ published directory as it is, without remote code, and ``save_pretrained`` gives
 
 import copy
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,13 @@ class PublishedConstant(ConstantOperator):
         return self._owner[0].past_G_values[self.layer_idx, SLOT, 0]
 
 
-class _Published:
+if TYPE_CHECKING:
+    from plga.model.modeling import PldrPreTrainedModel as _Base  # or whatever class of ours comes behind it
+else:
+    _Base = object
+
+
+class _Published(_Base):
     """What the published classes add to ours."""
 
     config: PldrllmConfig
@@ -48,7 +54,7 @@ class _Published:
             init.copy_(module.past_G_values, module.initial_values())
             init.ones_(module.past_G_values_status)
         elif not isinstance(module, PublishedConstant):
-            super()._init_weights(module)  # type: ignore[misc]
+            super()._init_weights(module)
 
 
 class PldrllmModel(_Published, modeling.PldrModel):
