@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from plga.adopt.classes import operators
-from tests.threads import one_thread  # noqa: F401 (pytest finds it here)
+from tests.threads import one_thread
+
+__all__ = ["one_thread"]
 
 VOCABULARY = 97
 WINDOW = 8

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from plga.model.configuration import PldrConfig
 from plga.model.modeling import PldrForCausalLM
-from tests.threads import one_thread  # noqa: F401 (pytest finds it here)
+from tests.threads import one_thread
+
+__all__ = ["one_thread"]
 
 VOCABULARY = 64
 
