@@ -57,7 +57,7 @@ def metric_tensor(
     if check_values:
         for name, tensor in (("generator", generator), ("weight", weight), ("bias", bias)):
             _check.finite(name, tensor)
-    return iswiglu(weight @ generator + bias, check_values=False) + eps
+    return iswiglu(weight @ generator + bias, check_values=False).add_(eps)
 
 
 def potential_tensor(metric: Tensor, exponent: Tensor | float, check_values: bool = True) -> Tensor:

@@ -98,7 +98,7 @@ def turn_pairs(x: Tensor, cos: Tensor, i_sin: Tensor) -> Tensor:
     if not x.is_contiguous() or x.storage_offset() % 2:
         x = x.clone(memory_format=torch.contiguous_format)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * cos + pairs * i_sin).view(x.shape)
+    return torch.view_as_real((pairs * cos).add_(pairs * i_sin)).view(x.shape)
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor, check_values: bool = True) -> Tensor:
