@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from plga.model.inference import KeptWeights
+from plga.model.inference import KeptWeights, runs_apart
 from plga.model.operator import Linear, MetricLearner, SwiGLU
 from tests.model.conftest import relative, tiny
 
@@ -45,7 +45,9 @@ def test_blocks_of_several_widths() -> None:
     made = learner()
     wide = SwiGLU(4, 9)
     made.units[1].blocks[0] = wide
-    assert torch.equal(made(density()), by_modules(made, density()))
+    expected = by_modules(made, density())
+    assert torch.equal(made(density()), expected)
+    assert relative(made(density(), KeptWeights()), expected) < 4 * torch.finfo(torch.float32).eps
 
 
 def hook_on(part: Callable[[MetricLearner], nn.Module]) -> Callable[[MetricLearner], None]:
@@ -60,6 +62,10 @@ def doubled(module: nn.Module) -> None:
 class Adapter(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
+
+
+class Sharded(nn.Parameter):
+    pass
 
 
 def adapted(learner: MetricLearner) -> None:
@@ -117,18 +123,18 @@ def test_transforms_see_the_modules() -> None:
 def test_kept_weights_give_the_same_numbers_until_one_is_written(dtype: torch.dtype) -> None:
     made, given, kept = learner(dtype), density(dtype), KeptWeights()
     assert relative(made(given, kept), by_modules(made, given)) < 4 * torch.finfo(dtype).eps
-    first = kept.weights
+    first = kept.products
     made(given, kept)
     assert first is not None
-    assert kept.weights is first
-    assert first[0].blocks[0].gate.shape == (4, 16)
+    assert kept.products is first
+    assert first[0].blocks[0].gate.shape == (5, 16)
     other = copy.deepcopy(kept)
-    assert other.weights is None
+    assert other.products is None
     made.units[1].blocks[0].up_proj.bias.add_(1)
     expected = by_modules(made, given)
     for weights in (kept, other):
         assert relative(made(given, weights), expected) < 4 * torch.finfo(dtype).eps
-    assert kept.weights is not first
+    assert kept.products is not first
 
 
 @torch.no_grad()
@@ -136,14 +142,45 @@ def test_weights_are_not_kept_of_modules_that_do_more() -> None:
     made, kept = learner(), KeptWeights()
     adapted(made)
     assert torch.equal(made(density(), kept), by_modules(made, density()))
-    assert kept.weights is None
+    assert kept.products is None
 
 
-def test_tensors_of_inference_mode_are_read_where_they_are() -> None:
+def test_weights_of_inference_mode_are_not_kept() -> None:
     with torch.inference_mode():
         made, kept = learner(), KeptWeights()
         for change in (0, 1):
             made.units[0].norm.bias.add_(change)
             made.units[1].blocks[0].down_proj.weight.add_(change)
-            assert torch.equal(made(density(), kept), made(density()))
-        assert kept.weights is None
+            assert relative(made(density(), kept), made(density())) < 4 * torch.finfo(torch.float32).eps
+        assert kept.products is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda learner: learner.units[0].norm.register_forward_hook(lambda *_: None),
+        lambda learner: learner.units[1].blocks[0].register_forward_pre_hook(lambda *_: None),
+        lambda learner: setattr(learner.units[0].norm, "weight", Sharded(torch.ones(4))),
+    ],
+    ids=["hook", "hook before", "parameter of its own class"],
+)
+@torch.no_grad()
+def test_nothing_runs_apart_that_somebody_may_see(change: Callable[[MetricLearner], object]) -> None:
+    made = learner()
+    assert runs_apart(made, torch.device("cpu"))
+    assert not runs_apart(made, torch.device("meta"))
+    change(made)
+    assert not runs_apart(made, torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_nothing_runs_apart_under_global_hooks_autocast_or_gradients() -> None:
+    made, cpu = learner(), torch.device("cpu")
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not runs_apart(made, cpu)
+    handle.remove()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not runs_apart(made, cpu)
+    with torch.enable_grad():
+        assert not runs_apart(made, cpu)
+    assert runs_apart(made, cpu)

@@ -18,7 +18,7 @@ from plga.model.modeling import (
     PldrForTokenClassification,
     PldrModel,
 )
-from plga.model.operator import LearnedOperator
+from plga.model.operator import DeductiveOutputs, LearnedOperator, require_finite
 from plga.ops.acyclicity import dag_loss
 from plga.ops.power_law import metric_tensor
 from tests.model.conftest import (
@@ -567,3 +567,9 @@ def test_non_finite_weights_stop_the_run() -> None:
     operator.exponent.data[:] = -1.0
     with pytest.raises(FloatingPointError, match=r"^A_LM of layer 0 is not finite in heads \[0, 1\]$"):
         hidden(tokens(2, 5))
+
+
+def test_entries_that_are_finite_may_have_a_sum_that_is_not() -> None:
+    large = torch.full((1, 2, 4, 4), 3e38)
+    assert not large.sum().isfinite()
+    require_finite(DeductiveOutputs(large, large, large, large), 0, torch.float32)

@@ -40,7 +40,8 @@ class Growing:
         buffer = self.buffer
         if buffer is None or not self._holds(buffer, kept, new, total):
             size = room if room >= total else total + max(_LEAST, total // _SHARE)
-            buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
+            with torch.inference_mode(False):  # so that it can be written later, in that mode or not
+                buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
             if length:
                 buffer[..., :length, :] = kept
         buffer.narrow(-2, length, total - length).copy_(new)
@@ -61,5 +62,4 @@ class Growing:
             and kept.stride() == buffer.stride()
             and kept.shape[:-2] == buffer.shape[:-2] == new.shape[:-2]
             and new.dtype == buffer.dtype
-            and (torch.is_inference_mode_enabled() or not buffer.is_inference())
         )

@@ -1,6 +1,7 @@
 """PLDR-LLM as a Transformers model (arXiv:2410.16703; arXiv:2608.10288)."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from plga.model.cache import PldrCache
 from plga.model.chunked import ChunkedOperator
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
-from plga.model.generation import PldrGenerationMixin
+from plga.model.generation import PldrGenerationMixin, shown
 from plga.model.guard_tensors import GUARD_FILE, attach_from, save_operators
 from plga.model.initialization import initialize
 from plga.model.inputs import (
@@ -50,8 +51,6 @@ from plga.ops.rotary import (
     turn_pairs,
     turns,
 )
-
-_SHOWN = ("output_hidden_states", "output_attentions")
 
 
 def eager_attention(
@@ -252,13 +251,15 @@ class PldrModel(PldrPreTrainedModel):
     def frequencies(self, device: torch.device) -> Tensor:
         """θ of the rotary embedding, [d/2], kept for the device that asked last: each token would make it again."""
         key = (self.config.head_dim, self.config.rope_theta, device)
-        kept = self._frequencies.get(key)
-        if kept is not None and not torch.compiler.is_compiling():
-            return kept
-        made = inverse_frequencies(*key)
-        if type(made) is Tensor and not torch.compiler.is_compiling():  # not one of a graph that is being traced
+        if torch.compiler.is_compiling():  # it would be one of a graph that is being traced
+            return inverse_frequencies(*key)
+        if key not in self._frequencies:
+            with torch.inference_mode(False):  # as it outlives that mode
+                made = inverse_frequencies(*key)
+            if type(made) is not Tensor:
+                return made
             self._frequencies = {key: made}
-        return made
+        return self._frequencies[key]
 
     @accepts_either_cache_name
     @merge_with_config_defaults
@@ -320,7 +321,7 @@ class PldrModel(PldrPreTrainedModel):
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
             past, layer_cache, steps = 0, None, cache.steps
             # Only the row of the new token is read, so the last layer finishes no other, unless somebody looks inside.
-            one_row = new == 1 and not any(kwargs.get(x, getattr(self.config, x, False)) for x in _SHOWN)
+            one_row = new == 1 and not shown(self.config, kwargs)
         token_mask = real_tokens(attention_mask, past) if learned else None
         chunks = None
         if self.config.gram == "chunked":
@@ -449,18 +450,23 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             if labels is not None:
                 raise ValueError("expected at most one of labels and next_tokens")
             require_in_vocabulary(next_tokens.masked_fill(next_tokens == IGNORED, 0), self.config.vocab_size)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_deductive=output_deductive,
-            alignment_blocks=alignment_blocks,
-            **kwargs,
-        )
+        given = input_ids if input_ids is not None else inputs_embeds
+        apart = not output_deductive and alignment_blocks is None and self.adds_apart(given, cache, kwargs)
+        with torch.inference_mode() if apart else nullcontext():
+            outputs = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                output_deductive=output_deductive,
+                alignment_blocks=alignment_blocks,
+                **kwargs,
+            )
         last_hidden_state, logits, loss = outputs.last_hidden_state, None, None
+        if apart:
+            last_hidden_state = last_hidden_state.clone()  # an ordinary tensor again
         if next_tokens is not None:
             loss = next_token_cross_entropy(last_hidden_state, self.lm_head, next_tokens, num_items_in_batch)
         else:

@@ -1,5 +1,6 @@
 """The two operators that an attention layer can have: G_LM built from the queries, or one constant tensor."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
-from plga.model.inference import KeptWeights, may_overwrite, through_units, unit_weights
+from plga.model.inference import KeptWeights, may_overwrite, through_products, through_units, unit_weights
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
@@ -35,12 +36,14 @@ def require_finite(outputs: DeductiveOutputs, layer_idx: int, dtype: torch.dtype
     """
     outputs = outputs._replace(curvature=outputs.curvature.to(dtype))
     named = {name: t for name, t in zip(("A", "A_LM", "A_P", "G_LM"), outputs, strict=True) if t is not None}
-    # The extremes of a tensor tell at once; and stacked, so that the device is asked once.
-    extremes = torch.stack([extreme for t in named.values() for extreme in t.aminmax()])
-    if bool(extremes.isfinite().all()):
+    # A sum that is finite tells at once, and one number is one wait for the device. Large entries may overflow in it.
+    wide = torch.promote_types(dtype, torch.float32)
+    if math.isfinite(torch.stack([t.sum(dtype=wide) for t in named.values()]).sum().item()):
         return
     # One row a tensor, one column a head.
     broken = torch.stack([~t.isfinite().all(dim=(-2, -1)).reshape(-1, t.shape[-3]).all(dim=0) for t in named.values()])
+    if not broken.any():
+        return
     first = int(broken.any(dim=1).nonzero()[0])
     heads = broken[first].nonzero().flatten().tolist()
     raise FloatingPointError(f"{list(named)[first]} of layer {layer_idx} is not finite in heads {heads}")
@@ -120,8 +123,9 @@ class MetricLearner(nn.Module):
         x = self.input_norm(density)
         if may_overwrite():
             kinds = (ResidualUnit, SwiGLU, Linear, LayerNorm)
-            weights = (unit_weights if kept is None else kept.of)(self.units, kinds, x.dtype)
-            if weights is not None:
+            if kept is not None and (products := kept.of(self.units, kinds, x.dtype)) is not None:
+                return through_products(products, x)
+            if kept is None and (weights := unit_weights(self.units, kinds, x.dtype)) is not None:
                 return through_units(weights, x)
         for unit in self.units:
             x = unit(x)
