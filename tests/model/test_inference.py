@@ -160,9 +160,10 @@ def test_weights_of_inference_mode_are_not_kept() -> None:
     [
         lambda learner: learner.units[0].norm.register_forward_hook(lambda *_: None),
         lambda learner: learner.units[1].blocks[0].register_forward_pre_hook(lambda *_: None),
+        lambda learner: doubled(learner.units[1].blocks[0].down_proj),
         lambda learner: setattr(learner.units[0].norm, "weight", Sharded(torch.ones(4))),
     ],
-    ids=["hook", "hook before", "parameter of its own class"],
+    ids=["hook", "hook before", "own forward", "parameter of another class"],
 )
 @torch.no_grad()
 def test_nothing_runs_apart_that_somebody_may_see(change: Callable[[MetricLearner], object]) -> None:

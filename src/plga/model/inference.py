@@ -52,7 +52,7 @@ def runs_apart(module: nn.Module, device: torch.device) -> bool:
     """Whether ``module`` may run in torch's inference mode unnoticed, on a CPU, where that saves time.
 
     What is made in that mode cannot be used for gradients later. So nothing may be recorded or transformed, and nobody
-    may see it: there are no hooks, and no parameters of a class of their own (sharded, quantized), which may keep some.
+    may see it: no module has hooks, a ``forward`` of its own, or parameters of another class (sharded, quantized).
     """
     if device.type != "cpu" or not may_overwrite() or torch.is_autocast_enabled("cpu"):  # that keeps what it casts
         return False
@@ -63,7 +63,7 @@ def runs_apart(module: nn.Module, device: torch.device) -> bool:
         part = left.pop()
         if part is None:
             continue
-        if part._forward_hooks or part._forward_pre_hooks:
+        if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
             return False
         if any(type(parameter) is not nn.Parameter for parameter in part._parameters.values() if parameter is not None):
             return False
