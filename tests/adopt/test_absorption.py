@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import plga.adopt
 from plga.adopt.absorption import absorb
 from plga.adopt.classes import operators
+from plga.adopt.operators import ConstantOperator, LowRankOperator
 from plga.ops.commutant import commutant_projection
 
 SIZES: dict[str, Any] = {
@@ -66,7 +67,8 @@ def bend(adopted: Any, interleaved: bool, turning: int) -> None:
     """Give an adopted model such operators."""
     for seed, operator in enumerate(operators(adopted).values()):
         g = commuting(operator.heads, operator.width, interleaved, turning, seed)
-        operator.curvature.data.copy_(g)  # type: ignore[operator, union-attr]
+        assert isinstance(operator, ConstantOperator)
+        operator.curvature.data.copy_(g)
 
 
 def adopted(kind: str, **settings: Any) -> Any:
@@ -157,11 +159,12 @@ def test_low_rank_operators() -> None:
     found = plga.adopt(model("llama", **GROUPED), operator="low_rank", rank=2)
     for operator in operators(found).values():
         # U Vᵀ = a (e_0 e_0ᵀ + e_4 e_4ᵀ): the pair (0, 4) is stretched.
-        operator.left.data.zero_()  # type: ignore[operator, union-attr]
-        operator.right.data.zero_()  # type: ignore[operator, union-attr]
+        assert isinstance(operator, LowRankOperator)
+        operator.left.data.zero_()
+        operator.right.data.zero_()
         for column, row in enumerate((0, 4)):
-            operator.left.data[:, row, column] = 3.0  # type: ignore[index, union-attr]
-            operator.right.data[:, row, column] = 1.0  # type: ignore[index, union-attr]
+            operator.left.data[:, row, column] = 3.0
+            operator.right.data[:, row, column] = 1.0
     assert float((logits(absorb(found)) - logits(found)).abs().max()) <= 1e-5
 
 
@@ -216,7 +219,8 @@ def test_the_residual_is_the_largest_over_positions() -> None:
     found = plga.adopt(model("llama", **GROUPED, hidden_size=8, head_dim=2))
     g = torch.diag(torch.tensor([1.0, 2.0]))  # R G - G R = sin(t) [[0, 1], [1, 0]] in size, and ‖G‖ = √5
     for operator in operators(found).values():
-        operator.curvature.data.copy_(g)  # type: ignore[operator, union-attr]
+        assert isinstance(operator, ConstantOperator)
+        operator.curvature.data.copy_(g)
     with pytest.raises(ValueError, match="8 of 8 heads") as caught:
         absorb(found)
     residual = float(str(caught.value).split("residual of ")[1].split(",")[0])
@@ -275,11 +279,11 @@ def test_weights_that_would_not_be_finite() -> None:
     found = adopted("llama").half()
     for operator in operators(found).values():
         operator.float()
-        operator.curvature.data.copy_(1e8 * torch.eye(8))  # type: ignore[operator, union-attr]
+        operator.curvature.data.copy_(1e8 * torch.eye(8))
     with pytest.raises(ValueError, match=r"is not finite in torch\.float16"):
         absorb(found)
     for operator in operators(found).values():
-        operator.curvature.data.fill_(torch.nan)  # type: ignore[operator, union-attr]
+        operator.curvature.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="has entries that are not finite"):
         absorb(found)
 

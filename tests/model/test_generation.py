@@ -310,6 +310,7 @@ def test_one_more_token_leaves_only_ordinary_tensors(mode: str, seen: list[bool]
         for token in more[:-1]:
             output = model(token, cache=cache)
             assert not output.logits.is_inference()
+            assert not any(t.is_inference() for layer in cache.layers for t in (layer.keys, layer.values))
     assert seen == [False] * 2 + [True] * 2 * len(more[:-1])
     whole = torch.cat([tokens(2, 5), *more], dim=1)
     model.zero_grad()

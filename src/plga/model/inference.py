@@ -176,7 +176,7 @@ def through_products(products: list[UnitProducts], rows: Tensor) -> Tensor:
     flat = rows.reshape(-1, width)
     result = torch.empty_like(flat)
     mm, silu, layer_norm = torch.mm, nn.functional.silu, torch.layer_norm
-    with torch.inference_mode():  # a twelfth of the time went into what torch does in case of gradients
+    with torch.inference_mode():  # torch does less at each call than in case of gradients
         given, inner = (flat.new_ones(len(flat), width + 1) for _ in range(2))
         x, y = given[:, :-1].copy_(flat), inner[:, :-1]  # the last columns stay
         gate, up = flat.new_empty(2, len(flat), 0)
