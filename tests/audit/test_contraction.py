@@ -11,7 +11,8 @@ from plga.audit import contraction
 from plga.audit.contraction import SECTION, Contraction, measure
 from plga.audit.section import NotMeasurable
 from plga.audit.subject import Subject
-from plga.model.operator import Linear, MetricLearner
+from plga.model.linear import Linear
+from plga.model.operator import MetricLearner
 from tests.audit.subjects import by_name, shown, summary, tiny, trained
 
 LARGEST = "largest singular value of the Jacobian of φ"

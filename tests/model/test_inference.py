@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from plga.model.inference import KeptWeights, runs_apart
-from plga.model.operator import Linear, MetricLearner, SwiGLU
+from plga.model.linear import Linear
+from plga.model.operator import MetricLearner, SwiGLU
 from tests.model.conftest import relative, tiny
 
 

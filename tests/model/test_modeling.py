@@ -256,8 +256,8 @@ def test_a_recomputed_token_is_the_last_row_of_one_pass(padding: int, shown: dic
 def test_logits_to_keep_and_tuples() -> None:
     model, ids = tiny(), tokens(2, 5)
     logits = model(ids).logits
-    assert torch.equal(model(ids, logits_to_keep=2).logits, logits[:, -2:])
-    assert torch.equal(model(ids, logits_to_keep=torch.tensor([0, 3])).logits, logits[:, [0, 3]])
+    assert relative(model(ids, logits_to_keep=2).logits, logits[:, -2:]) < 1e-14  # fewer rows, another kernel
+    assert relative(model(ids, logits_to_keep=torch.tensor([0, 3])).logits, logits[:, [0, 3]]) < 1e-14
     assert torch.equal(model(ids, return_dict=False, use_cache=False)[0], logits)
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import LinearCrossEntropyOptions
 
+from plga.model.linear import Linear
+
 IGNORED = -100  # the target of a row that has none, as in PyTorch and Transformers
 # Each chunk of rows adds once to the gradient of the head, [V, d_model]; with fewer rows that is most of the work.
 ROWS = 512
@@ -87,7 +89,7 @@ def next_token_hits(hidden_states: Tensor, head: nn.Module, next_tokens: Tensor)
 
 def _is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling ``head`` is nothing but its weight and bias: no adapter, no shard of a tensor-parallel head."""
-    return type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks
+    return type(head) in (nn.Linear, Linear) and not head._forward_hooks and not head._forward_pre_hooks
 
 
 def _autocast(tensor: Tensor) -> bool:

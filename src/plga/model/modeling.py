@@ -34,6 +34,7 @@ from plga.model.inputs import (
     require_in_vocabulary,
     require_tokens,
 )
+from plga.model.linear import Linear
 from plga.model.loading import HUB, CheckedLoading
 from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.masks import reversed_causal_mask, runs_reversed
@@ -87,10 +88,10 @@ class PldrAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         self.rotate = rotate_interleaved if config.rope_interleaved else rotate_half
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.q_proj = Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = Linear(config.hidden_size, config.hidden_size)
+        self.o_proj = Linear(config.hidden_size, config.hidden_size)
         learned = ChunkedOperator if config.gram == "chunked" else LearnedOperator
         operator = learned if config.operator == "learned" else ConstantOperator
         self.operator = operator(config, layer_idx)
@@ -394,7 +395,7 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
         super().__init__(config)
         self.model = PldrModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @classmethod

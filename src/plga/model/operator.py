@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
 from plga.model.inference import KeptWeights, may_overwrite, through_products, through_units, unit_weights
+from plga.model.linear import Linear
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
 from plga.ops.power_law import curvature_tensor, metric_tensor, potential_tensor
@@ -52,17 +53,6 @@ def require_finite(outputs: DeductiveOutputs, layer_idx: int, dtype: torch.dtype
 def widened(q: Tensor) -> Tensor:
     """Queries in the dtype of the deductive branch: float32, or their own where that is wider."""
     return q.to(torch.promote_types(q.dtype, torch.float32))
-
-
-class Linear(nn.Linear):
-    """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight: Tensor = self.weight
-        bias: Tensor = self.bias
-        if weight.dtype != x.dtype:  # asked for first, as a cast to the same dtype takes its time too
-            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-        return nn.functional.linear(x, weight, bias)
 
 
 class LayerNorm(nn.LayerNorm):

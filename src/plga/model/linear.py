@@ -1,0 +1,51 @@
+"""The linear layer of the model, which chooses the library that multiplies."""
+
+import torch
+from torch import Tensor, nn
+
+from plga.model.inference import may_overwrite
+
+# PyTorch multiplies float32 on x86 by MKL. On an AMD processor that reads the weight for one row with one thread alone,
+# and oneDNN is faster (docs/speed.md); a call takes some 14 µs more, though, which smaller weights do not repay.
+ONEDNN = (
+    torch.backends.mkl.is_available()
+    and torch.backends.mkldnn.is_available()
+    and "AMD" in torch.cpu.get_capabilities().get("cpu_name", "")
+)
+_WORTH = 2**18  # entries
+
+
+class Linear(nn.Linear):
+    """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights.
+
+    In float32 on an AMD processor, with a large weight and without gradients, oneDNN multiplies, by the operation that
+    ``torch.compile`` uses; within ``torch.backends.mkldnn.flags(enabled=False)`` PyTorch does as ever. The numbers are
+    the same up to the order in which a product sums.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if weight.dtype != x.dtype:  # asked for first, as a cast to the same dtype takes its time too
+            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        elif ONEDNN and weight.numel() >= _WORTH and _only_numbers(x, weight):
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return product
+        return nn.functional.linear(x, weight, bias)
+
+
+def _only_numbers(x: Tensor, weight: Tensor) -> bool:
+    """Whether nothing is wanted but the float32 numbers of a product on a CPU: no gradient, no graph, no counting."""
+    return (
+        x.dtype == torch.float32
+        and x.is_cpu
+        and weight.is_cpu
+        and type(x) is Tensor
+        and type(weight) is nn.Parameter  # not sharded, not quantized
+        and weight.is_contiguous()
+        and x.shape[-1] == weight.shape[1]  # else PyTorch says what is wrong
+        and may_overwrite()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.enabled
+    )
