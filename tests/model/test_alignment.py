@@ -122,8 +122,8 @@ def test_a_block_whose_operator_is_not_finite_is_named() -> None:
     operator = model.model.layers[1].self_attn.operator
     finite = operator.build
 
-    def broken(density: Tensor, weights: object = None):
-        outputs = finite(density, weights)
+    def broken(density: Tensor):
+        outputs = finite(density)
         return outputs if density.dim() == 4 else outputs._replace(curvature=outputs.curvature / 0)
 
     operator.build = broken

@@ -13,7 +13,6 @@ from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
 from plga.model.configuration import MODES
 from plga.model.modeling import PldrForCausalLM
-from plga.ops.attention import bend
 from tests.model.conftest import constant, curvatures, greedy_by_hand, held, model_for, pad, tiny, tokens
 
 NEW = 6
@@ -276,79 +275,3 @@ def test_a_length_without_end_takes_no_memory() -> None:
     model, prompt = constant(), tokens(1, 5)
     stop = [lambda ids, scores, **_: torch.full((len(ids),), ids.shape[1] >= 5 + NEW)]
     assert torch.equal(generate(model, prompt, max_new_tokens=10**12, stopping_criteria=stop), generate(model, prompt))
-
-
-# One more token, apart ------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def begun(model: PldrForCausalLM) -> PldrCache:
-    cache = PldrCache(model.config)
-    model(tokens(2, 5), cache=cache)
-    return cache
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each layer of each pass ran in inference mode."""
-    modes: list[bool] = []
-
-    def watched(*given: Tensor, **options: bool) -> Tensor:
-        modes.append(torch.is_inference_mode_enabled())
-        return bend(*given, **options)
-
-    monkeypatch.setattr("plga.model.modeling.bend", watched)
-    return modes
-
-
-@pytest.mark.parametrize("mode", ["constant", "recompute"])
-def test_one_more_token_leaves_only_ordinary_tensors(mode: str, seen: list[bool]) -> None:
-    model = model_for(mode)
-    cache = begun(model)
-    more = [tokens(2, 1, seed=seed) for seed in range(70)][: 70 if mode == "constant" else 3]  # beyond the first buffer
-    with torch.no_grad():
-        for token in more[:-1]:
-            output = model(token, cache=cache)
-            assert not output.logits.is_inference()
-            assert not any(t.is_inference() for layer in cache.layers for t in (layer.keys, layer.values))
-    assert seen == [False] * 2 + [True] * 2 * len(more[:-1])
-    whole = torch.cat([tokens(2, 5), *more], dim=1)
-    model.zero_grad()
-    loss = model(more[-1], cache=cache).logits.logsumexp(-1).sum()  # with gradients, behind what was kept
-    loss.backward()
-    assert model.lm_head.weight.grad.abs().sum() > 0
-    torch.testing.assert_close(
-        model(whole, use_cache=False).logits[:, -1].logsumexp(-1).sum(), loss, rtol=1e-12, atol=0
-    )
-
-
-@pytest.mark.parametrize("options", [{"output_deductive": True}, {"output_hidden_states": True}], ids=str)
-@torch.no_grad()
-def test_what_is_shown_is_ordinary(options: dict[str, bool], seen: list[bool]) -> None:
-    model = constant()
-    output = model(tokens(2, 1), cache=begun(model), **options)
-    shown = output.hidden_states or [g.curvature for g in output.deductive]
-    assert len(shown) >= 2 and not any(t.is_inference() for t in shown)
-    assert not any(seen)
-
-
-@torch.no_grad()
-def test_hooks_see_ordinary_tensors(seen: list[bool]) -> None:
-    model, caught = constant(), []
-    cache = begun(model)
-    model.model.layers[0].mlp.register_forward_hook(lambda module, given, output: caught.append(output))
-    model(tokens(2, 1), cache=cache)
-    assert [t.is_inference() for t in caught] == [False]
-    assert not any(seen)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("cached", [False, True], ids=["new cache", "another kind of cache"])
-def test_other_caches_are_left_to_themselves(cached: bool, seen: list[bool]) -> None:
-    model = constant()
-    cache = DynamicCache() if cached else PldrCache(model.config)
-    if cached:
-        model(tokens(2, 5), cache=cache)
-    model(tokens(2, 1), cache=cache)
-    assert not any(seen)
-    assert not any(t.is_inference() for layer in cache.layers for t in (layer.keys, layer.values))

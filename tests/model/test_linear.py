@@ -16,7 +16,7 @@ from plga.model import linear
 from plga.model.linear import Linear
 from tests.model.conftest import relative
 
-WIDTH = 512
+WIDTH = 768
 ROUNDING = 20 * torch.finfo(torch.float32).eps  # of a sum of so many products
 
 
@@ -83,6 +83,10 @@ def transposed(made: Linear) -> None:
     made.weight = nn.Parameter(made.weight.t())
 
 
+def strided(made: Linear) -> None:
+    made.bias = nn.Parameter(torch.randn(2 * WIDTH)[::2])
+
+
 class Sharded(nn.Parameter):
     pass
 
@@ -97,9 +101,26 @@ class Sharded(nn.Parameter):
         (forward_ad.dual_level, lambda made: None),
         (nullcontext, lambda made: setattr(made, "weight", Sharded(made.weight))),
         (nullcontext, transposed),
+        (nullcontext, strided),
+        (nullcontext, lambda made: setattr(made, "bias", nn.Parameter(torch.randn(1).expand(WIDTH)))),
+        (nullcontext, lambda made: setattr(made, "bias", nn.Parameter(torch.randn(1)))),
+        (nullcontext, lambda made: setattr(made, "bias", nn.Parameter(torch.randn(())))),
         (nullcontext, lambda made: setattr(made, "weight", nn.Parameter(made.weight[:64].clone()))),
     ],
-    ids=["gradients", "autocast", "switched off", "counted", "dual", "sharded", "transposed", "small"],
+    ids=[
+        "gradients",
+        "autocast",
+        "switched off",
+        "counted",
+        "dual",
+        "sharded",
+        "transposed",
+        "strided",
+        "expanded",
+        "one",
+        "scalar",
+        "small",
+    ],
 )
 @torch.no_grad()
 def test_everything_else_is_left_to_pytorch(
@@ -135,12 +156,25 @@ def test_transforms_and_graphs_see_pytorchs_operation() -> None:
     _, along = torch.func.jvp(made, (x,), (x,))
     assert relative(along, made(x) - made.bias) < ROUNDING
     assert "mkldnn" not in str(torch.export.export(made, (x,)).graph)
+    assert "mkldnn" not in str(torch.jit.trace(made, (x,), check_trace=False).graph)
 
 
 @torch.no_grad()
-def test_rows_of_another_width_are_refused_in_pytorchs_words() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        layer()(rows(3)[:, 1:])
+@pytest.mark.parametrize(
+    ("x", "bias", "words"),
+    [
+        (rows(3)[:, 1:], torch.zeros(WIDTH), "shapes cannot be multiplied"),
+        (rows(3), torch.zeros(WIDTH - 1), "size"),
+        (rows(3), torch.zeros(WIDTH, dtype=torch.float64), "dtype"),
+        (rows(3), torch.zeros(WIDTH, device="meta"), "device"),
+    ],
+    ids=["rows", "bias", "dtype", "device"],
+)
+def test_what_does_not_fit_is_refused_in_pytorchs_words(x: Tensor, bias: Tensor, words: str) -> None:
+    made = layer()
+    made.bias = nn.Parameter(bias)
+    with pytest.raises(RuntimeError, match=words):
+        made(x)
 
 
 def test_gradients_are_those_of_pytorch() -> None:

@@ -71,7 +71,7 @@ def test_bytes_by_hand(tokens: int, dtype: torch.dtype, size: int) -> None:
     assert learned == {
         "KV-cache": 2 * 2 * tokens * 8 * size,
         "G_LM": 2 * 2 * 4 * 4 * max(size, 4),  # never below float32
-        "prefix (recompute)": tokens * (4 * 8 * size + 8),
+        "prefix (recompute)": tokens * (8 * size + 8),
     }
     constant = bytes_per_sequence(PldrConfig(**{**CONFIG.to_dict(), "operator": "constant"}), tokens, dtype)
     assert constant == {"KV-cache": 2 * 2 * tokens * 8 * size, "G_LM": 2 * 2 * 4 * 4 * size}

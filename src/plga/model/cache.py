@@ -9,7 +9,6 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from plga.model.configuration import MODES, PldrConfig, require_mode
 from plga.model.growing import Growing
-from plga.model.recompute import RecomputeSteps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -114,9 +113,7 @@ class PldrCache(Cache):
     """Cache for generation with a learned operator, in one of four modes.
 
     ``recompute``: G is rebuilt from the whole known prefix at each step (the online contract). As every row of every
-    layer then changes with each token, keys and values cannot be kept; what is kept is the prefix itself, embedded,
-    and what the first layer computes from it before G; and a copy of the metric learners' weights, laid out for many
-    passes.
+    layer then changes with each token, keys and values cannot be kept; what is kept is the prefix itself, embedded.
     ``prompt``: G is built once from the prompt and kept for that sequence, with keys and values.
     ``chunked``: for a chunked Gram, whose rows never change: keys and values, the Gram of all finished chunks, the Gram
     of the running chunk, and its G, which is built anew once a chunk. Equal to one pass over the whole sequence.
@@ -144,7 +141,6 @@ class PldrCache(Cache):
         self.mode = mode
         count = 1 if mode == "recompute" else config.num_hidden_layers
         super().__init__(layers=[PldrCacheLayer(room) for _ in range(count)])
-        self.steps = RecomputeSteps()  # of mode `recompute`
 
     def extend_prefix(self, embeddings: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Append embedded tokens to the prefix and return all of it (mode ``recompute``).
@@ -157,9 +153,7 @@ class PldrCache(Cache):
             Embeddings [B, S, d_model] and positions [B, S] of the whole prefix.
         """
         positions = positions.expand(embeddings.shape[:2])
-        before = self.layers[0].keys
         kept, kept_positions = self.layers[0].update(embeddings.unsqueeze(1), positions[:, None, :, None])
-        self.steps.rows.follow(before, kept)
         return kept.squeeze(1), kept_positions[:, 0, :, 0]
 
     def curvature(self, layer_idx: int) -> Tensor | None:
@@ -237,12 +231,11 @@ class PldrCache(Cache):
         return load_prefix(path, model, tokenizer, input_ids, mode, seal)
 
     def nbytes(self) -> int:
-        """Bytes held of the sequences: keys, values, prefix and first rows, operators and Grams."""
+        """Bytes held of the sequences: keys, values, prefix, operators and Grams."""
         tensors = [
             t
             for layer in self.layers
             if isinstance(layer, PldrCacheLayer)
             for t in (layer.keys, layer.values, layer.curvature, *(layer.chunks or ()))
         ]
-        tensors += self.steps.rows.kept
         return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))

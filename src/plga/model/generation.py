@@ -10,15 +10,8 @@ from transformers.utils import ModelOutput
 
 from plga.model.cache import PldrCache
 from plga.model.compat import CACHE_NAME
-from plga.model.configuration import PldrConfig
 from plga.model.guard import GuardedOutput, WatchedLogits, WatchedStopping, watch_over
 from plga.model.guard_settings import guarded
-from plga.model.inference import runs_apart
-
-
-def shown(config: PldrConfig, arguments: dict[str, Any]) -> bool:
-    """Whether hidden states or attention of all layers are to be returned."""
-    return any(arguments.get(x, getattr(config, x, False)) for x in ("output_hidden_states", "output_attentions"))
 
 
 # "GenerationMixin" has to stay in the name: Transformers tells by it which models generate.
@@ -93,21 +86,6 @@ class PldrGenerationMixin(GenerationMixin):
             if embeds is not None and embeds.shape[:2] == mask.shape:
                 kwargs["inputs_embeds"] = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
         return super().generate(ids, *args, **kwargs)
-
-    def adds_apart(self, given: Tensor | None, cache: Any, arguments: dict[str, Any]) -> bool:
-        """Whether the pass of one more token may run in torch's inference mode, so that only its last row is returned.
-
-        With so little to compute, what torch does in case somebody wants gradients takes a twentieth of the time.
-        """
-        return (
-            given is not None
-            and given.shape[1] == 1
-            and type(cache) is PldrCache
-            and cache.mode in ("constant", "recompute")
-            and cache.get_seq_length() > 0
-            and not shown(self.config, arguments)
-            and runs_apart(self.model, given.device)
-        )
 
     def _prepare_cache_for_generation(
         self,

@@ -2,8 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-
-from plga.model.inference import may_overwrite
+from torch.autograd import forward_ad
 
 # PyTorch multiplies float32 on x86 by MKL. On an AMD processor that reads the weight for one row with one thread alone,
 # and oneDNN is faster (docs/speed.md); a call takes some 14 µs more, though, which smaller weights do not repay.
@@ -12,7 +11,7 @@ ONEDNN = (
     and torch.backends.mkldnn.is_available()
     and "AMD" in torch.cpu.get_capabilities().get("cpu_name", "")
 )
-_WORTH = 2**18  # entries
+_WORTH = 2**19  # entries
 
 
 class Linear(nn.Linear):
@@ -28,24 +27,42 @@ class Linear(nn.Linear):
         bias: Tensor | None = self.bias
         if weight.dtype != x.dtype:  # asked for first, as a cast to the same dtype takes its time too
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        elif ONEDNN and weight.numel() >= _WORTH and _only_numbers(x, weight):
+        elif ONEDNN and weight.numel() >= _WORTH and _only_numbers(x) and _dense(x, weight, bias):
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
             return product
         return nn.functional.linear(x, weight, bias)
 
 
-def _only_numbers(x: Tensor, weight: Tensor) -> bool:
+def _only_numbers(x: Tensor) -> bool:
     """Whether nothing is wanted but the float32 numbers of a product on a CPU: no gradient, no graph, no counting."""
     return (
         x.dtype == torch.float32
         and x.is_cpu
-        and weight.is_cpu
-        and type(x) is Tensor
-        and type(weight) is nn.Parameter  # not sharded, not quantized
-        and weight.is_contiguous()
-        and x.shape[-1] == weight.shape[1]  # else PyTorch says what is wrong
-        and may_overwrite()
+        and not torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the three are what oneDNN takes for granted; of anything else PyTorch says what is wrong."""
+    return (
+        type(x) is Tensor
+        and x.layout == torch.strided
+        and x.shape[-1:] == weight.shape[1:]
+        and all(
+            type(t) is nn.Parameter  # not sharded, not quantized
+            and t.dtype == torch.float32
+            and t.is_cpu
+            and t.is_contiguous()
+            and t.shape[:1] == weight.shape[:1]
+            for t in (weight, bias)
+            if t is not None
+        )
+        and (bias is None or bias.dim() == 1)
     )

@@ -1,7 +1,6 @@
 """PLDR-LLM as a Transformers model (arXiv:2410.16703; arXiv:2608.10288)."""
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from plga.model.cache import PldrCache
 from plga.model.chunked import ChunkedOperator
 from plga.model.compat import CACHE_NAME, accepts_either_cache_name, update_cache
 from plga.model.configuration import PldrConfig
-from plga.model.generation import PldrGenerationMixin, shown
+from plga.model.generation import PldrGenerationMixin
 from plga.model.guard_tensors import GUARD_FILE, attach_from, save_operators
 from plga.model.initialization import initialize
 from plga.model.inputs import (
@@ -40,7 +39,6 @@ from plga.model.loss import IGNORED, next_token_cross_entropy
 from plga.model.masks import reversed_causal_mask, runs_reversed
 from plga.model.operator import ConstantOperator, DeductiveOutputs, LayerNorm, LearnedOperator, SwiGLU
 from plga.model.outputs import PldrCausalLMOutput, PldrModelOutput
-from plga.model.recompute import RecomputeSteps
 from plga.ops.attention import bend
 from plga.ops.chunks import Layout, bend_chunks, layout
 from plga.ops.rotary import (
@@ -52,6 +50,8 @@ from plga.ops.rotary import (
     turn_pairs,
     turns,
 )
+
+_SHOWN = ("output_hidden_states", "output_attentions")
 
 
 def eager_attention(
@@ -108,35 +108,24 @@ class PldrAttention(nn.Module):
         alignment_blocks: int | None = None,
         last_row: bool = False,
         reverse: bool = False,
-        steps: RecomputeSteps | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, DeductiveOutputs, Tensor | None]:
         """[B, S, d_model] → the same shape, attention probabilities or None, deductive outputs, alignment or None.
 
         With ``last_row`` the operator is built from all rows, and only the last one attends: [B, 1, d_model]. With
-        ``reverse`` the rows of ``attention_mask`` are in reverse order (see masks.py). ``steps`` holds what does not
-        change in mode ``recompute``: earlier rows of queries, keys and values, and weights of the operator.
+        ``reverse`` the rows of ``attention_mask`` are in reverse order (see masks.py).
         """
         cos, sin = position_embeddings
-        rows = hidden_states
-        first_rows = steps.rows if steps is not None and self.layer_idx == 0 else None
-        if first_rows is not None and not first_rows.usable((self.q_proj, self.k_proj, self.v_proj)):
-            first_rows = None
-        if first_rows is not None and first_rows.length:
-            rows, cos, sin = (x[..., first_rows.length :, :] for x in (rows, cos, sin))
-        heads_shape = (*rows.shape[:-1], -1, self.head_dim)
-        query = self.q_proj(rows).view(heads_shape).transpose(1, 2)
-        key = self.k_proj(rows).view(heads_shape).transpose(1, 2)
-        value = self.v_proj(rows).view(heads_shape).transpose(1, 2)
+        heads_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(heads_shape).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(heads_shape).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
         if torch.is_grad_enabled():
             query, key = (self.rotated(x, cos, sin) for x in (query, key))
         else:  # one call for both, as with few tokens calls take the time; for gradients either would keep the other
             query, key = self.rotated(torch.stack((query, key)), cos, sin).unbind()
-        if first_rows is not None:
-            query, key, value = first_rows.extend(query, key, value)
 
-        kept = () if steps is None else (steps.learners[self.layer_idx],)
-        deductive = self.operator(query, token_mask if chunks is None else chunks, cache, *kept)
+        deductive = self.operator(query, token_mask if chunks is None else chunks, cache)
         alignment = None
         if alignment_blocks is not None:
             assert isinstance(self.operator, LearnedOperator)
@@ -317,12 +306,12 @@ class PldrModel(PldrPreTrainedModel):
         if alignment_blocks is not None:
             require_blocks(self.config, alignment_blocks, new, attention_mask, past)
         layer_cache = cache
-        one_row, steps = False, None
+        last_row = False
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
-            past, layer_cache, steps = 0, None, cache.steps
+            past, layer_cache = 0, None
             # Only the row of the new token is read, so the last layer finishes no other, unless somebody looks inside.
-            one_row = new == 1 and not shown(self.config, kwargs)
+            last_row = new == 1
         token_mask = real_tokens(attention_mask, past) if learned else None
         chunks = None
         if self.config.gram == "chunked":
@@ -350,8 +339,14 @@ class PldrModel(PldrPreTrainedModel):
         ):
             # Once for all layers; with gradients each makes its own, or what one keeps would count as another's.
             position_embeddings = turns(*position_embeddings)
-        # Flex attention's mask is neither.
-        one_row = one_row and (causal_mask is None or isinstance(causal_mask, Tensor))
+        shown = any(kwargs.get(x, getattr(self.config, x, False)) for x in _SHOWN)
+        last_row = (
+            last_row
+            and not shown
+            and chunks is None
+            and layer_cache is None
+            and (causal_mask is None or isinstance(causal_mask, Tensor))  # flex attention's is neither
+        )
 
         deductive: list[DeductiveOutputs] = []
         alignment: list[Tensor] = []
@@ -365,9 +360,8 @@ class PldrModel(PldrPreTrainedModel):
                 position_ids=position_ids,
                 use_cache=use_cache,
                 alignment_blocks=alignment_blocks,
-                last_row=one_row and layer is self.layers[-1],
+                last_row=last_row and layer is self.layers[-1],
                 reverse=reverse,
-                steps=steps,
                 **{CACHE_NAME: layer_cache},
                 **kwargs,
             )
@@ -451,23 +445,18 @@ class PldrForCausalLM(PldrPreTrainedModel, PldrGenerationMixin):
             if labels is not None:
                 raise ValueError("expected at most one of labels and next_tokens")
             require_in_vocabulary(next_tokens.masked_fill(next_tokens == IGNORED, 0), self.config.vocab_size)
-        given = input_ids if input_ids is not None else inputs_embeds
-        apart = not output_deductive and alignment_blocks is None and self.adds_apart(given, cache, kwargs)
-        with torch.inference_mode() if apart else nullcontext():
-            outputs = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                cache=cache,
-                inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
-                output_deductive=output_deductive,
-                alignment_blocks=alignment_blocks,
-                **kwargs,
-            )
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_deductive=output_deductive,
+            alignment_blocks=alignment_blocks,
+            **kwargs,
+        )
         last_hidden_state, logits, loss = outputs.last_hidden_state, None, None
-        if apart:
-            last_hidden_state = last_hidden_state.clone()  # an ordinary tensor again
         if next_tokens is not None:
             loss = next_token_cross_entropy(last_hidden_state, self.lm_head, next_tokens, num_items_in_batch)
         else:

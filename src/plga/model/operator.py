@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from plga.model.cache import PldrCache
 from plga.model.configuration import PldrConfig
-from plga.model.inference import KeptWeights, may_overwrite, through_products, through_units, unit_weights
 from plga.model.linear import Linear
 from plga.ops.alignment import relative_difference
 from plga.ops.density import block_grams, gram
@@ -108,15 +107,8 @@ class MetricLearner(nn.Module):
         self.input_norm = LayerNorm(config.head_dim, eps=config.layer_norm_eps)
         self.units = nn.ModuleList(ResidualUnit(config) for _ in range(config.num_metric_units))
 
-    def forward(self, density: Tensor, kept: KeptWeights | None = None) -> Tensor:
-        """[..., d, d] → the same shape; ``kept``: where weights are kept from pass to pass."""
+    def forward(self, density: Tensor) -> Tensor:
         x = self.input_norm(density)
-        if may_overwrite():
-            kinds = (ResidualUnit, SwiGLU, Linear, LayerNorm)
-            if kept is not None and (products := kept.of(self.units, kinds, x.dtype)) is not None:
-                return through_products(products, x)
-            if kept is None and (weights := unit_weights(self.units, kinds, x.dtype)) is not None:
-                return through_units(weights, x)
         for unit in self.units:
             x = unit(x)
         return x
@@ -137,16 +129,13 @@ class LearnedOperator(nn.Module):
         self.coupling_weight = nn.Parameter(torch.empty(shape))
         self.coupling_bias = nn.Parameter(torch.empty(shape))
 
-    def forward(
-        self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None, weights: KeptWeights | None = None
-    ) -> DeductiveOutputs:
+    def forward(self, q: Tensor, token_mask: Tensor | None, cache: PldrCache | None) -> DeductiveOutputs:
         """Build G_LM from ``q``, or read it from a cache that kept it.
 
         Args:
             q: rotated queries, [B, H, S, d].
             token_mask: [B, S], True at real tokens; None: all are real.
             cache: in mode ``prompt``; it keeps the first G_LM it sees.
-            weights: where those of the metric learner are kept, if many passes follow each other.
 
         Raises:
             FloatingPointError: a non-finite deductive output, naming it, the layer and the heads.
@@ -156,7 +145,7 @@ class LearnedOperator(nn.Module):
             return DeductiveOutputs(None, None, None, kept)
         with torch.autocast(q.device.type, enabled=False):
             mask = None if token_mask is None else token_mask.unsqueeze(1)
-            outputs = self.build(gram(widened(q), mask, check_values=False), weights)
+            outputs = self.build(gram(widened(q), mask, check_values=False))
         if not torch.compiler.is_compiling():
             require_finite(outputs, self.layer_idx, q.dtype)
         if cache is not None:
@@ -187,13 +176,13 @@ class LearnedOperator(nn.Module):
                 require_finite(parts, self.layer_idx, curvature.dtype)
             return relative_difference(parts.curvature, curvature)
 
-    def build(self, density: Tensor, weights: KeptWeights | None = None) -> DeductiveOutputs:
+    def build(self, density: Tensor) -> DeductiveOutputs:
         """A, A_LM, A_P and G_LM from density operators [..., H, d, d], in their dtype; call it with autocast off."""
         if self.checkpoint_learner and torch.is_grad_enabled():
             # Nothing in the learner is random, so no state of a generator needs to be kept for the second pass.
             generator = checkpoint(self.learner, density, use_reentrant=False, preserve_rng_state=False)
         else:
-            generator = self.learner(density, weights)
+            generator = self.learner(density)
         w, b, p, a, b_a = (
             t.to(density.dtype)
             for t in (self.metric_weight, self.metric_bias, self.exponent, self.coupling_weight, self.coupling_bias)

@@ -57,8 +57,6 @@ def save_prefix(
     copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     with new_file(Path(path), overwrite) as temporary:
         save_file(copies, temporary, {"plga": render(statement)})
-    # They are not in the file: without them here too, the next step has the same bits from either.
-    cache.steps.rows.forget()
 
 
 def load_prefix(

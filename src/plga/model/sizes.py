@@ -43,8 +43,8 @@ def bytes_per_sequence(config: PldrConfig, tokens: int, dtype: torch.dtype) -> d
 
     Returns:
         ``KV-cache``: keys and values, all layers; ``G_LM``: of the sequence (learned) or shared by all (constant);
-        and with a learned operator ``prefix``, what mode recompute keeps instead of the two (embeddings, positions,
-        and queries, keys and values of the first layer), or ``Grams``, what mode chunked keeps beside them.
+        and with a learned operator ``prefix``, what mode recompute keeps instead of the two (embeddings and
+        positions), or ``Grams``, what mode chunked keeps beside them.
     """
     learned = config.operator == "learned"
     numbers = config.num_hidden_layers * config.num_attention_heads * config.head_dim**2
@@ -56,5 +56,5 @@ def bytes_per_sequence(config: PldrConfig, tokens: int, dtype: torch.dtype) -> d
     if config.gram == "chunked":
         sizes["Grams"] = 2 * sizes["G_LM"]
     elif learned:
-        sizes["prefix (recompute)"] = tokens * (4 * config.hidden_size * dtype.itemsize + torch.int64.itemsize)
+        sizes["prefix (recompute)"] = tokens * (config.hidden_size * dtype.itemsize + torch.int64.itemsize)
     return sizes
