@@ -316,6 +316,21 @@ def test_gradient_checkpointing_changes_nothing(reentrant: bool) -> None:
         torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-12, atol=1e-14, msg=name)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_with_a_constant_operator(reentrant: bool) -> None:
+    """A layer that returned its parameter itself, not a view, would be its own input in the reentrant form."""
+    plain, saving = constant().train(), constant().train()
+    getattr(saving, "activation_checkpointing_enable", saving.gradient_checkpointing_enable)(
+        {"use_reentrant": reentrant}
+    )
+    for model in (plain, saving):
+        embeds = model.model.embed_tokens(tokens(2, 6)).detach().requires_grad_()
+        model(inputs_embeds=embeds, use_cache=False).logits.logsumexp(-1).sum().backward()
+    plain_gradients = gradients(plain)
+    for name, gradient in gradients(saving).items():
+        torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-12, atol=1e-14, msg=name)
+
+
 def saved_bytes(model: PldrForCausalLM) -> int:
     """Bytes that autograd keeps from the forward to the backward pass, parameters left out."""
     kept = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}

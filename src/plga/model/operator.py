@@ -209,7 +209,8 @@ class ConstantOperator(nn.Module):
         Raises:
             FloatingPointError: a non-finite entry, such as those of an ``external`` constant that nobody has set.
         """
-        outputs = DeductiveOutputs(None, None, None, self.curvature)
+        # A view: reentrant checkpointing would make a parameter that a layer returns its own output.
+        outputs = DeductiveOutputs(None, None, None, self.curvature.view_as(self.curvature))
         if not torch.compiler.is_compiling():
             # A look waits for the device, so it is taken once; again when the tensor was written, moved or cast.
             state = (self.curvature._version, self.curvature.data_ptr(), q.dtype)
