@@ -14,7 +14,6 @@ from transformers.generation import GenerateDecoderOnlyOutput, LogitsProcessorLi
 
 from plga.model.guard_settings import GuardSettings
 from plga.model.guard_tensors import GUARD_FILE
-from plga.model.operator import ConstantOperator, LearnedOperator
 
 
 @dataclass
@@ -87,12 +86,12 @@ class Watch:
             mask = torch.ones_like(ids)
             mask[:, : self.mask.shape[1]] = self.mask[rows]
             padding = int(mask.argmax(dim=-1).min())  # columns in which none of these sequences has begun
-            ids, mask = ids[:, padding:], mask[:, padding:]
-        out = self.learned(ids, attention_mask=mask, use_cache=False, logits_to_keep=1, output_deductive=True)
+            ids, mask = ids[:, padding:], None if bool(mask[:, padding:].all()) else mask[:, padding:]
+        out = self.learned.model(ids, attention_mask=mask, use_cache=False, output_deductive=True, last_row=True)
         # G as attention would see it, so in the dtype of the constant.
         curvature = torch.stack([layer.curvature.to(self.constants) for layer in out.deductive], dim=1)
         deviations = relative_deviation(curvature, self.constants).tolist()
-        logits = out.logits[:, -1].to(scores)
+        logits = self.learned.lm_head(out.last_hidden_state[:, -1]).to(scores)
         moved = (logits - scores[rows]).abs().amax(dim=-1).tolist()
         for index, row in enumerate(rows):
             fallen = deviations[index] > self.settings.tolerance
@@ -171,8 +170,8 @@ def watch_over(model: Any, settings: Any, prompts: Tensor, mask: Tensor | None) 
     if prompts.shape[1] == 0:
         raise ValueError("guard is set with inputs_embeds, expected input_ids: the learned model reads the whole text")
     (learned,) = model.recomputing
-    constants = [module.curvature.detach() for module in model.modules() if isinstance(module, ConstantOperator)]
-    operators = [module for module in learned.modules() if isinstance(module, LearnedOperator)]
+    constants, operators = ([layer.self_attn.operator for layer in m.model.layers] for m in (model, learned))
+    constants = [constant.curvature.detach() for constant in constants]
     for operator, constant in zip(operators, constants, strict=True):
         if operator.exponent.device != constant.device:
             operator.to(constant.device)  # the rest of the learned model has moved with this one, being the same

@@ -265,6 +265,7 @@ class PldrModel(PldrPreTrainedModel):
         use_cache: bool | None = None,
         output_deductive: bool = False,
         alignment_blocks: int | None = None,
+        last_row: bool = False,
         **kwargs: Any,
     ) -> PldrModelOutput:
         """Hidden states of the tokens given.
@@ -278,6 +279,7 @@ class PldrModel(PldrPreTrainedModel):
             output_deductive: also return A, A_LM, A_P and G_LM of every layer.
             alignment_blocks: n >= 2: also return, for every layer, how far the G_LM that each of n equal blocks of a
                 sequence gives lies from the one of all of it (LearnedOperator.alignment).
+            last_row: only the last row will be read, so the last layer may leave the others out.
 
         Raises:
             ValueError: token ids outside the vocabulary, a cache or a mask that a learned operator cannot use, blocks
@@ -306,7 +308,6 @@ class PldrModel(PldrPreTrainedModel):
         if alignment_blocks is not None:
             require_blocks(self.config, alignment_blocks, new, attention_mask, past)
         layer_cache = cache
-        last_row = False
         if isinstance(cache, PldrCache) and cache.mode == "recompute":
             inputs_embeds, position_ids = cache.extend_prefix(inputs_embeds, position_ids)
             past, layer_cache = 0, None
