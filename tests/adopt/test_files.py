@@ -141,7 +141,7 @@ def load_elsewhere(folder: Path, first: str) -> subprocess.CompletedProcess[str]
     paths = os.pathsep.join([str(Path(plga.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", LOAD.format(first=first), str(folder), str(folder / "logits.pt")],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
     )

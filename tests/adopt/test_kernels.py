@@ -60,7 +60,8 @@ def test_every_layer_sees_its_queries_through_g(name: str, kind: str, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "deepseek_v3"])
 def test_both_kernels_compute_the_same(name: str, kind: str) -> None:
-    ours = bend(plga.adopt(small_or_skip(name, "sdpa", torch.float32), kind, metric_units=1))
+    # Bent more, a learner would magnify the rounding of the two, which differs by processor, to more than 1e-5.
+    ours = bend(plga.adopt(small_or_skip(name, "sdpa", torch.float32), kind, metric_units=1), by=0.03)
     ids, mask = padded([tokens(9), tokens(12, seed=1)])
     sdpa = ours(ids, attention_mask=mask).logits
     ours.set_attn_implementation("eager")

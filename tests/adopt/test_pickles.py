@@ -44,7 +44,7 @@ def test_a_process_that_has_adopted_nothing_reads_it(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(plga.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", READ, str(tmp_path / "model.pt"), str(tmp_path / "logits.pt")],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

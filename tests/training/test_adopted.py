@@ -237,7 +237,7 @@ def test_two_processes_train_as_one(tmp_path: Path, strategy: str, kind: str, tr
     one = train(tmp_path / "one", directory, *same)
     arguments = [str(tmp_path / "two"), f"model.adopted={directory}", f"distributed.strategy={strategy}", *same]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     ended = subprocess.run(
         [*command, "-m", "tests.training.runs", *arguments], env=environment, capture_output=True, text=True
     )

@@ -32,7 +32,7 @@ LAYOUTS = ("one", "ddp", "fsdp2")
 def launch(output: Path, strategy: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [str(output), f"distributed.strategy={strategy}", *OVERRIDES, *overrides]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, "-m", "tests.training.runs", *arguments], env=environment, capture_output=True, text=True
     )
