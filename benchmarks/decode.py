@@ -7,8 +7,6 @@ turns in one process, so that what else the machine does meets each alike. Exits
 """
 
 import argparse
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Hashable
@@ -20,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from processor import processor
 from shapes import llama
 from torch import Tensor
 
@@ -53,7 +52,7 @@ def main() -> None:
     frozen, _ = freeze_on(made, torch.randint(4, config.vocab_size, (2, SHORT)))
     learned, frozen, peer = loaded(made), loaded(frozen), loaded(llama(config))
     del made
-    print(f"{THREADS} threads on {os.cpu_count()} cores of {platform.machine()}", end="")
+    print(f"{THREADS} threads on {processor()}", end="")
     print("".join(f", {package} {version(package)}" for package in ("torch", "transformers")))
 
     decoders: dict[str, Callable[[Tensor, int], object]] = {

@@ -8,7 +8,6 @@ ratio is that of one prompt. Printed beside it: what the guard saw, and the pric
 
 import argparse
 import heapq
-import platform
 import sys
 import textwrap
 import time
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from processor import processor
 from torch import Tensor
 
 from plga.collapse.freeze import freeze_on
@@ -72,7 +72,7 @@ def main() -> None:
 
     print(
         f"{Path(sys.argv[1]).name}, {count} prompts of {PROMPT} tokens, {NEW} new ones, a check every {EVERY}, torch "
-        f"{torch.__version__}, {torch.get_num_threads()} thread(s), {platform.machine()}\n"
+        f"{torch.__version__}, {torch.get_num_threads()} thread(s) on {processor()}\n"
         f"{frozen.generation_config.guard}\n"
     )
     print("| decoding | ms a token, CPU | against unguarded |")

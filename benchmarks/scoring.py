@@ -9,8 +9,6 @@ Exits with 1 where a bound is missed.
 """
 
 import argparse
-import os
-import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +16,7 @@ from statistics import median
 
 import torch
 from decode import in_turn
+from processor import processor
 
 from plga.collapse.freeze import freeze_on
 from plga.model.checkpoint import load_model
@@ -42,7 +41,7 @@ def main() -> None:
     context = tuple(torch.randint(4, vocabulary, (CONTEXT,)).tolist())
     candidates = torch.randint(4, vocabulary, (CANDIDATES, TOKENS)).tolist()
     items = [Item(context, tuple(candidate), f"candidate {n}") for n, candidate in enumerate(candidates)]
-    print(f"{THREADS} threads on {os.cpu_count()} cores of {platform.machine()}", end="")
+    print(f"{THREADS} threads on {processor()}", end="")
     print("".join(f", {package} {version(package)}" for package in ("torch", "transformers")))
     print(f"{arguments.checkpoint.name}, whose G fluctuates by {fluctuation:.1e}; {CANDIDATES} candidates of {TOKENS}")
 

@@ -1,0 +1,67 @@
+"""Our linear layer beside PyTorch's, float32, no gradients, in one run: python benchmarks/linear.py [--rounds 15].
+
+First all linear layers of the 110M shapes (arXiv:2502.13502) but the head, by the number of rows; then one row by one
+layer of several sizes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from processor import processor
+from torch import nn
+
+from plga.model.configuration import PldrConfig
+from plga.model.linear import Linear
+
+THREADS, ROWS, SQUARES, CALLS = 2, (1, 2, 8, 32, 88, 512), (256, 512, 896), 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after one to warm up")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    print(f"{THREADS} threads on {processor()}, torch {torch.__version__}\n")
+    config = PldrConfig()
+    width, inner = config.hidden_size, config.intermediate_size
+    assert inner is not None
+    layer = [(width, width)] * 4 + [(width, inner)] * 2 + [(inner, width)]
+    print("| layers | rows | PyTorch, ms | ours, ms | times faster |\n|---|---|---|---|---|")
+    for rows in ROWS:
+        row(f"of the 110M model | {rows}", compare(layer * config.num_hidden_layers, rows, 1, rounds))
+    row(f"its head, {width} x {config.vocab_size} | 1", compare([(width, config.vocab_size)], 1, 1, rounds))
+    for size in SQUARES:
+        row(f"{size} x {size} | 1", compare([(size, size)], 1, CALLS, rounds))
+
+
+def compare(shapes: Sequence[tuple[int, int]], rows: int, calls: int, rounds: int) -> tuple[float, float]:
+    """Milliseconds of each row through all layers of these shapes, PyTorch's and ours by turns."""
+    kinds = [[kind(*shape) for shape in shapes] for kind in (nn.Linear, Linear)]
+    given = {width: torch.randn(rows, width) for width, _ in shapes}
+    seconds: list[list[float]] = [[], []]
+    for _ in range(rounds + 1):
+        for taken, layers in zip(seconds, kinds, strict=True):
+            taken.append(timed(lambda layers=layers: [layer(given[layer.in_features]) for layer in layers], calls))
+    theirs, ours = (1e3 * median(taken[1:]) for taken in seconds)
+    return theirs, ours
+
+
+@torch.no_grad()
+def timed(call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def row(name: str, milliseconds: tuple[float, float]) -> None:
+    theirs, ours = milliseconds
+    print(f"| {name} | {theirs:.3g} | {ours:.3g} | {theirs / ours:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
