@@ -16,7 +16,7 @@ from torch import nn
 from plga.model.configuration import PldrConfig
 from plga.model.linear import Linear
 
-THREADS, ROWS, SQUARES, CALLS = 2, (1, 2, 8, 32, 88, 512), (256, 512, 896), 100
+THREADS, ROWS, SQUARES, CALLS = 2, (1, 2, 4, 8, 16, 17), (256, 512, 896), 100
 
 
 def main() -> None:

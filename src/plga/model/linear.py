@@ -5,21 +5,22 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 # PyTorch multiplies float32 on x86 by MKL. On an AMD processor that reads the weight for one row with one thread alone,
-# and oneDNN is faster (docs/speed.md); a call takes some 14 µs more, though, which smaller weights do not repay.
+# and oneDNN is faster for few rows (docs/speed.md). A call takes some 14 µs more, though, which smaller weights do not
+# repay; and oneDNN keeps half a megabyte for every number of rows it has met, so it must not meet many.
 ONEDNN = (
     torch.backends.mkl.is_available()
     and torch.backends.mkldnn.is_available()
     and "AMD" in torch.cpu.get_capabilities().get("cpu_name", "")
 )
-_WORTH = 2**19  # entries
+_WORTH, _FEW = 2**19, 16  # entries of a weight, rows
 
 
 class Linear(nn.Linear):
     """Linear layer that computes in the dtype of its input, so that float32 stays float32 over bf16 weights.
 
-    In float32 on an AMD processor, with a large weight and without gradients, oneDNN multiplies, by the operation that
-    ``torch.compile`` uses; within ``torch.backends.mkldnn.flags(enabled=False)`` PyTorch does as ever. The numbers are
-    the same up to the order in which a product sums.
+    In float32 on an AMD processor, a few rows by a large weight, without gradients, oneDNN multiplies, by the operation
+    that ``torch.compile`` uses; within ``torch.backends.mkldnn.flags(enabled=False)`` PyTorch does as ever. The numbers
+    are the same up to the order in which a product sums.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +28,13 @@ class Linear(nn.Linear):
         bias: Tensor | None = self.bias
         if weight.dtype != x.dtype:  # asked for first, as a cast to the same dtype takes its time too
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        elif ONEDNN and weight.numel() >= _WORTH and _only_numbers(x) and _dense(x, weight, bias):
+        elif (
+            ONEDNN
+            and weight.numel() >= _WORTH
+            and x.numel() <= _FEW * weight.shape[-1]
+            and _only_numbers(x)
+            and _dense(x, weight, bias)
+        ):
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
             return product
         return nn.functional.linear(x, weight, bias)
