@@ -1,4 +1,4 @@
-"""Our linear layer beside PyTorch's, float32, no gradients, in one run: python benchmarks/linear.py [--rounds 15].
+"""Our linear layer beside PyTorch's, float32, no gradients, in one run: python benchmarks/linear.py [--threads 2].
 
 First all linear layers of the 110M shapes (arXiv:2502.13502) but the head, by the number of rows; then one row by one
 layer of several sizes.
@@ -16,16 +16,18 @@ from torch import nn
 from plga.model.configuration import PldrConfig
 from plga.model.linear import Linear
 
-THREADS, ROWS, SQUARES, CALLS = 2, (1, 2, 4, 8, 16, 17), (256, 512, 896), 100
+ROWS, SQUARES, CALLS = (1, 2, 4, 8, 16, 17), (256, 512, 896), 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after one to warm up")
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(THREADS)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    print(f"{THREADS} threads on {processor()}, torch {torch.__version__}\n")
+    print(f"{arguments.threads} thread(s) on {processor()}, torch {torch.__version__}\n")
     config = PldrConfig()
     width, inner = config.hidden_size, config.intermediate_size
     assert inner is not None
