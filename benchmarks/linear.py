@@ -5,13 +5,14 @@ layer of several sizes.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
+from decode import in_turn
 from processor import processor
-from torch import nn
+from torch import Tensor, nn
 
 from plga.model.configuration import PldrConfig
 from plga.model.linear import Linear
@@ -19,6 +20,7 @@ from plga.model.linear import Linear
 ROWS, SQUARES, CALLS = (1, 2, 4, 8, 16, 17), (256, 512, 896), 100
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after one to warm up")
@@ -42,22 +44,17 @@ def main() -> None:
 
 def compare(shapes: Sequence[tuple[int, int]], rows: int, calls: int, rounds: int) -> tuple[float, float]:
     """Milliseconds of each row through all layers of these shapes, PyTorch's and ours by turns."""
-    kinds = [[kind(*shape) for shape in shapes] for kind in (nn.Linear, Linear)]
     given = {width: torch.randn(rows, width) for width, _ in shapes}
-    seconds: list[list[float]] = [[], []]
-    for _ in range(rounds + 1):
-        for taken, layers in zip(seconds, kinds, strict=True):
-            taken.append(timed(lambda layers=layers: [layer(given[layer.in_features]) for layer in layers], calls))
-    theirs, ours = (1e3 * median(taken[1:]) for taken in seconds)
+    layers = {kind: [kind(*shape) for shape in shapes] for kind in (nn.Linear, Linear)}
+    seconds = in_turn({kind: partial(through, made, given, calls) for kind, made in layers.items()}, rounds)
+    theirs, ours = (1e3 * median(taken) / calls for taken in seconds.values())
     return theirs, ours
 
 
-@torch.no_grad()
-def timed(call: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
+def through(layers: Iterable[nn.Linear], given: dict[int, Tensor], calls: int) -> None:
     for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
+        for layer in layers:
+            layer(given[layer.in_features])
 
 
 def row(name: str, milliseconds: tuple[float, float]) -> None:

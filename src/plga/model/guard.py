@@ -87,11 +87,13 @@ class Watch:
             mask[:, : self.mask.shape[1]] = self.mask[rows]
             padding = int(mask.argmax(dim=-1).min())  # columns in which none of these sequences has begun
             ids, mask = ids[:, padding:], None if bool(mask[:, padding:].all()) else mask[:, padding:]
-        out = self.learned.model(ids, attention_mask=mask, use_cache=False, output_deductive=True, last_row=True)
+        out = self.learned(
+            ids, attention_mask=mask, use_cache=False, logits_to_keep=1, output_deductive=True, last_row=True
+        )
         # G as attention would see it, so in the dtype of the constant.
         curvature = torch.stack([layer.curvature.to(self.constants) for layer in out.deductive], dim=1)
         deviations = relative_deviation(curvature, self.constants).tolist()
-        logits = self.learned.lm_head(out.last_hidden_state[:, -1]).to(scores)
+        logits = out.logits[:, -1].to(scores)
         moved = (logits - scores[rows]).abs().amax(dim=-1).tolist()
         for index, row in enumerate(rows):
             fallen = deviations[index] > self.settings.tolerance
