@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def unexpected(subject: Subject) -> None:
 
 
 def test_what_a_section_raises_is_its_result_and_the_others_are_measured(tmp_path: Path) -> None:
-    def no_summary(raw: object) -> list[object]:
+    def no_summary(raw: object) -> NoReturn:
         raise RuntimeError("out of\nmemory")
 
     asked = [
@@ -32,7 +33,7 @@ def test_what_a_section_raises_is_its_result_and_the_others_are_measured(tmp_pat
         section("C", not_measurable),
         section("D", broken),
         section("E", unexpected),
-        section("F", summary=no_summary),  # type: ignore[arg-type]
+        section("F", summary=no_summary),
         section("G"),
     ]
     ended: list[str] = []

@@ -256,7 +256,7 @@ def test_a_recomputed_token_is_the_last_row_of_one_pass(padding: int, shown: dic
 
 @pytest.fixture
 def finished(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows that each layer's feed-forward network saw, without a hook, which would have every row computed."""
+    """Rows that each layer's feed-forward network saw."""
     rows: list[int] = []
     forward = SwiGLU.forward
 
